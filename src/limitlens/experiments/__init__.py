@@ -1,1 +1,1 @@
-"""Experiments on laws of tokens: error study, sweeps, hardmax, heavy tails, scaling limits, schedules, heat flow."""
+"""Simulations of attention over random tokens: error studies, sweeps, hardmax, heavy tails and scaling limits."""

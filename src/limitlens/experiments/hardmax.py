@@ -1,9 +1,4 @@
-"""`hardmax`: error of attention with softmax replaced by argmax, measured and predicted.
-
-For one-dimensional Gaussian tokens the mean output is (N₊ max + N₋ min)/n, N± the numbers of positive and negative
-tokens, and is drawn exactly from order statistics at any n. For other laws and dimensions each query keeps the token
-of largest score over all blocks (`attention.state.Peak`); there no formula is known.
-"""
+"""`hardmax`: error of attention with softmax replaced by argmax, measured and predicted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +31,7 @@ SAMPLES_PER_REPLICATE = 1000  # samples per replicate in d = 1, where a sample o
 SAMPLE_SECONDS, SAMPLE_BYTES = 1e-3, 1e5  # in d = 1
 NUMBER_SECONDS, SCORE_SECONDS = 1e-6, 2e-9  # for each number of a token and each score, elsewhere
 STEP = 0.01  # spacing of the grid of `grid_outputs`
-MARGIN = 2.0  # the grid ends this far beyond √(2 ln n): 100 or more tokens leave it with probability below 1e-4
+MARGIN = 2.0  # the grid ends this far beyond √(2 ln n): n ≥ 100 tokens leave it with probability below 1e-4
 STEEPEST = 20.0  # largest horizon: beyond it all weights of the farthest query may underflow, below e^{-700}
 check_horizon = partial(
     check_number, "the horizon", expected=f"at most {STEEPEST:g}; larger ones are close to hardmax",
@@ -52,7 +47,7 @@ FOLLOWS = {
 
 @dataclass(frozen=True)
 class PredictedCurve:
-    """Predicted errors E|mean output| (sizes,), and the status of the prediction: proved, verified or heuristic."""
+    """Predicted errors (sizes,), and whether the formula is proved, verified or heuristic."""
 
     value: Array
     status: Status
@@ -60,7 +55,7 @@ class PredictedCurve:
 
 @dataclass(frozen=True, eq=False)
 class HardmaxCurve:
-    """Measured E|mean output| (mean over queries) against n; predictions by name, empty where no formula is known."""
+    """Measured error of the mean output over all queries, against n, with predictions where a formula is known."""
 
     label: str
     n: tuple[int, ...]
@@ -72,13 +67,13 @@ class HardmaxCurve:
 
     @classmethod
     def of(cls, label: str, errors: ErrorCurve, **predicted: PredictedCurve) -> Self:
-        """Curve with this label, from measured errors and predictions by name."""
+        """Curve from measured errors, with predictions by name."""
         return cls(label, errors.sizes, errors.error, errors.stderr, predicted, errors.rate, errors.replicates)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Hardmax(Result):
-    """Result of `hardmax`: error of argmax attention over n, and of softmax attention at several horizons."""
+    """Result of `hardmax`: error of attention with argmax against n, and with softmax at several score strengths."""
 
     kind, file = "hardmax", "hardmax"
     inputs: Mapping[str, Any]  # measure, dim, replicates, seed
@@ -87,11 +82,11 @@ class Hardmax(Result):
 
     @property
     def curves(self) -> tuple[HardmaxCurve, ...]:
-        """Error curves over n: softmax at each horizon, then hardmax."""
+        """All error curves over n: softmax at each score strength (horizon), then argmax."""
         return (*self.softmax, self.hardmax)
 
     def document(self) -> dict[str, Any]:
-        """JSON document of the result: inputs, and the curves of hardmax and softmax with their rates."""
+        """JSON document of the inputs, the error curves and their fitted rates."""
         document = super().document()
         for curve, found in zip(self.curves, (*document["softmax"], document["hardmax"]), strict=True):
             found["rate"] = curve.rate and curve.rate.document()
@@ -99,7 +94,7 @@ class Hardmax(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table of all curves, one row per curve and size n: measured error, standard error and predictions."""
+        """Table with one row per curve and size n: measured error, standard error and predictions."""
         parts = []
         for curve in self.curves:
             measured = {"label": curve.label, "n": curve.n, "measured": curve.measured, "stderr": curve.stderr}
@@ -107,7 +102,7 @@ class Hardmax(Result):
         return pd.concat(parts, ignore_index=True)
 
     def view(self) -> View:
-        """Page of the result: errors of softmax and hardmax against n, and whether each is a power law or a log."""
+        """HTML page: errors with softmax and argmax against n, and whether each follows a power law or a logarithm."""
         hard, rate, measure = self.hardmax, self.hardmax.rate, self.inputs["measure"]
         first, last = f"{hard.n[0]:,}", f"{hard.n[-1]:,}"
         laws = [
@@ -156,12 +151,12 @@ def hardmax(
     horizons: str | Sequence[float] = "0.5", replicates: int = 400, queries: int = 2048, seed: int = 0,
     yes: bool = False, progress: Progress | None = None, checkpoint: Checkpoint | None = None,
 ) -> Hardmax:  # fmt: skip
-    """Measure E|mean output| over n tokens with softmax replaced by argmax: does it follow a power law or a logarithm?
+    """Measure the error of attention with argmax in place of softmax: does it fall like a power of n or a logarithm?
 
-    `sizes` and `horizons` are "lo:hi:k", "a,b,c" or sequences. For "gaussian" tokens in dimension 1, where a formula is
-    known, softmax at these horizons is measured for comparison. Other laws, by name and `dim` or as a `Measure`, are
-    measured with `queries` queries per sample; a `checkpoint` keeps finished replicates. `progress` is called with
-    (done, total).
+    The error is that of the mean output over n tokens, n in `sizes`. For "gaussian" tokens and `dim` 1 a formula is
+    known, and softmax with scores H·x·y between tokens x and y, H in `horizons`, is measured too. Other tokens are
+    given by a name and `dim`, or as a `Measure`. They are measured with `queries` queries per sample, and a
+    `checkpoint` saves finished replicates. Ranges are "lo:hi:k", "a,b,c" or sequences. `progress` gets (done, total).
 
     >>> result = ll.hardmax([100, 1000, 10_000], replicates=20)
     >>> sorted(result.table.columns)[:2], len(result.table)
@@ -195,11 +190,9 @@ def hardmax(
 
 
 def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
-    """Curve of E|(N₊ max + N₋ min)/n|, the hardmax error for standard normal tokens in d = 1, drawn exactly at any n.
+    """Error of argmax attention over n standard normal tokens in d = 1, E|(N₊ max + N₋ min)/n|, with predictions.
 
-    Given the number N₊ of positive tokens, the largest token is the maximum of N₊ half-normal variables, and the
-    smallest is minus the maximum of N₋. A sample costs two inverse distribution functions, so each replicate averages
-    `SAMPLES_PER_REPLICATE` samples.
+    N₊ and N₋ are the numbers of positive and negative tokens. The extremes are drawn exactly, without drawing n tokens.
     """
     _check(sizes, replicates)
 
@@ -224,7 +217,7 @@ def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -
 
 
 def softmax_line(horizon: float, sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
-    """Curve of E|mean output| over n normal tokens in d = 1, softmax with A = H, the horizon; H → ∞ is hardmax."""
+    """Error E|mean output| of softmax with scores H·x·y, H = `horizon`, over n normal tokens, with its prediction."""
     predicted = {}
     if abs(horizon) <= INFLUENCE_UP_TO:
         status = Status.VERIFIED if abs(horizon) <= 1 else Status.HEURISTIC
@@ -233,7 +226,7 @@ def softmax_line(horizon: float, sizes: tuple[int, ...], replicates: int = 400, 
 
 
 def softmax_errors(horizon: float, sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> ErrorCurve:
-    """Measure E|mean output| of softmax attention with A = `horizon` over n standard normal tokens in d = 1."""
+    """Measure E|mean output| of softmax attention with scores H·x·y, H = `horizon`, over n standard normal tokens."""
     _check(sizes, replicates)
     samples = (grid_outputs(horizon, n, replicates, seed) for n in sizes)
     errors = np.stack([np.abs(np.sum(share * output, axis=0)) for _, share, output in samples], axis=1)
@@ -244,11 +237,10 @@ def hardmax_study(
     measure: Measure, head: Head, sizes: tuple[int, ...], *, replicates: int = 200, queries: int = 2048, seed: int = 0,
     progress: Progress | None = None, checkpoint: Checkpoint | None = None,
 ) -> ErrorCurve:  # fmt: skip
-    """Measure the scatter of the mean hardmax output over n tokens around its expectation, for any law of tokens.
+    """Measure how far the mean output of argmax attention over n tokens is from its expectation, for any tokens.
 
-    Queries are the first tokens of each sample. The expectation is the mean over replicates at each size (zero for
-    symmetric laws). Where there are fewer queries than tokens, their noise is measured from their two halves and
-    subtracted from the mean square: the measured error is the true one times `finite_population_correction`.
+    The expectation is the mean over replicates. Queries are the first tokens of each sample. The noise of using fewer
+    queries than tokens is estimated from two halves of the queries, and corrected for.
     """
     _check(sizes, replicates)
     used = min(queries, sizes[-1])
@@ -270,7 +262,7 @@ def hardmax_study(
 def _replicate_means(
     measure: Measure, head: Head, sizes: tuple[int, ...], queries: int, seed: int, replicate: int
 ) -> Array:
-    """Mean hardmax output of one replicate over all queries, and over each half of the queries: (sizes, 3, v)."""
+    """Mean argmax output of one replicate over all queries, and over each half of the queries: (sizes, 3, v)."""
     from limitlens.attention.state import Peak
     from limitlens.sampling.streams import PAGE, IidStream
 
@@ -294,13 +286,11 @@ def _check(sizes: tuple[int, ...], replicates: int) -> None:
 
 
 def grid_outputs(signed_horizon: float, n: int, replicates: int, seed: int) -> tuple[Array, Array, Array]:
-    """Sample n standard normal tokens in d = 1, rounded to a grid of step 0.01, and attend to them with A = H.
+    """Simulate softmax attention with scores H·x·y over n normal tokens on a grid, at a cost that hardly grows with n.
 
-    H is `signed_horizon`. The arrays are the points of the grid (points,), the share of a replicate's tokens at each
-    point, and the output there, (points, replicates) each. Only counts are drawn: a replicate of a billion tokens costs
-    one row of counts and two matrix-vector products. The law is the discrete Gaussian, proportional to exp(-y²/2) on
-    the grid; its cumulant generating function is t²/2 to machine precision (the sum of a Gaussian over a fine grid does
-    not depend on the grid's shift), so the infinite-token output at x is exactly H x.
+    H is `signed_horizon`. Returns the grid points (points,), and for each the share of tokens and the output there,
+    (points, replicates). Tokens follow the discrete Gaussian ∝ exp(−y²/2) on a grid of step 0.01. Its infinite-token
+    output at x is H·x to machine precision.
     """
     check_horizon(signed_horizon)
     check_number("n", n, "between 2 and 1e15 tokens", low=2, below=10**15 + 1)

@@ -1,9 +1,6 @@
-"""`heat_flow`: compare attention layers with the backward heat equation, on a density and on n tokens of it.
+"""`heat_flow`: compare attention layers with the backward heat equation, on a density and on n tokens.
 
-The density is sent through the exact map of each layer (`theory/scaling/heat.py`), and each mode is compared with
-e^{l(l+d−2)t}, t = layers/β. For tokens the question is whether the drift exceeds the noise of finite n: tokens with
-density 1 + ε cos θ attend to n others, the displacements of the tokens are regressed on the drift of the density, and
-the residual is the noise.
+The equation says that the mode l of a density on S^{d−1} grows like e^{l(l+d−2)t}, t = layers/β.
 """
 
 import math
@@ -29,7 +26,7 @@ TOKEN_SECONDS, LAYER_SECONDS = 5e-4, 2e-3  # estimated time for a token and for 
 
 @dataclass(frozen=True)
 class TokenLayer:
-    """Drift and noise of n tokens in one attention layer at one β, averaged over independent sets of tokens."""
+    """How n random tokens move in one attention layer: the drift of their density, and the noise of a finite n."""
 
     beta: float
     applies: bool  # whether enough keys share the mass for the central limit theorem behind the noise formula
@@ -40,7 +37,7 @@ class TokenLayer:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeatFlow(Result):
-    """Result of `heat_flow`: density 1 + amplitude · cos θ on S^{dim−1} after attention layers, n tokens after one."""
+    """Result of `heat_flow`: attention layers against the backward heat equation, for a density and for n tokens."""
 
     kind, file = "heat", "heat_flow"
     inputs: Mapping[str, Any]  # arguments of `heat_flow`
@@ -54,12 +51,12 @@ class HeatFlow(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table with one row per layer: the amplitude of every mode of the density."""
+        """Table with one row per layer: the amplitude of every mode (spherical harmonic) of the density."""
         modes = {f"mode_{degree}": amplitudes for degree, amplitudes in enumerate(self.modes.T, 1)}
         return pd.DataFrame({"layer": range(len(self.modes)), **modes})
 
     def view(self) -> View:
-        """Page of the result: first mode of the density over the layers, and ratio of the tokens' drift to noise."""
+        """HTML page: first mode of the density over the layers, and the ratio of drift to noise of tokens."""
         dim, layers, n, beta = (self.inputs[name] for name in ("dim", "layers", "n", "beta"))
         mode, variance = self.mode_1, self.gaussian_variance
         growth = [
@@ -115,9 +112,9 @@ def heat_flow(
 ) -> HeatFlow:  # fmt: skip
     """Compare layers of attention with the backward heat equation, on a density and on n tokens.
 
-    The density 1 + `amplitude` · cos θ on S^{dim−1} passes through `layers` layers of attention at inverse temperature
-    `beta`; its first `degree` modes are compared with the heat equation. One layer is also applied to `n` tokens, at
-    `beta` and at a β where the drift clearly exceeds the noise.
+    The density 1 + `amplitude` · cos θ on S^{dim−1} passes through `layers` attention layers at inverse temperature
+    `beta`, and its first `degree` spherical harmonics (modes) are compared with the equation. One layer is also applied
+    to `n` random tokens, at `beta` and at a β where their drift clearly exceeds the noise of a finite n.
 
     >>> flow = ll.heat_flow(layers=20, n=200)
     >>> round(flow.mode_1.measured.value, 4), round(flow.mode_1.predicted, 4)
@@ -155,11 +152,7 @@ def heat_flow(
 def token_layer(
     dim: int, beta: float, amplitude: float, n: int, rng: np.random.Generator, replicates: int = 64, queries: int = 32
 ) -> TokenLayer:
-    """Measure drift and noise of tokens of density 1 + ε cos θ on S^{d−1} in a layer of attention over n other tokens.
-
-    ε is `amplitude`. Each of `replicates` sets of n keys has its own `queries` tokens. Queries with the same keys share
-    most of the noise, so standard errors come from the scatter over sets of keys.
-    """
+    """Measure drift and noise of tokens of density 1 + amplitude · cos θ on S^{dim−1} in one attention layer."""
     control.check_keys(n)
     flow = heat.ZonalFlow(dim, beta, 1)
     slopes, noises, drifts = np.empty((3, replicates))
@@ -190,11 +183,7 @@ def token_layer(
 
 
 def _tokens(dim: int, count: int, amplitude: float, rng: np.random.Generator) -> Array:
-    """Sample tokens (count, d) with density 1 + ε x₁ on the unit sphere, ε = `amplitude`.
-
-    Uniform points x and their mirror images are exchangeable: keeping x₁ with probability (1 + ε x₁)/2, and flipping
-    its sign otherwise, gives this density.
-    """
+    """Sample tokens (count, dim) of density 1 + amplitude · x₁ on the unit sphere, by random flips of x₁."""
     tokens = rng.standard_normal((count, dim))
     tokens /= np.sqrt(np.square(tokens).sum(axis=1, keepdims=True))
     tokens[:, 0] *= np.where(rng.random(count) < (1 + amplitude * tokens[:, 0]) / 2, 1, -1)
@@ -202,7 +191,7 @@ def _tokens(dim: int, count: int, amplitude: float, rng: np.random.Generator) ->
 
 
 def _polar_displacement(tokens: Array, output: Array) -> Array:
-    """Angle (n,) from each token (n, d) to its attention output (n, d), along the token's meridian ∂x/∂θ."""
+    """Angle (n,) by which attention outputs (n, d) turn tokens (n, d) away from the first axis, along the meridian."""
     cosine, across = tokens[:, :1], tokens[:, 1:]
     sine = np.sqrt(np.square(across).sum(axis=1, keepdims=True))
     meridian = np.concatenate([-sine, cosine * across / sine], axis=1)

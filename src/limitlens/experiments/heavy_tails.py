@@ -1,8 +1,4 @@
-"""`tails`: are tokens sub-Gaussian, and how does attention behave where its infinite-token limit does not exist?
-
-Tokens are one-dimensional: standard normal, Laplace of scale 1 or Student. The largest softmax weights and the size
-of the output distinguish the cases of `limitlens.theory.heavy`.
-"""
+"""`tails`: test tokens for heavy tails, and simulate attention where no infinite-token limit may exist."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,32 +19,28 @@ from limitlens.statistics.tails import TailReport, check_tails
 from limitlens.theory.heavy import Existence, HeavyLaw, laplace_law, laplace_limit, student_law
 
 LAWS = ("gaussian", "laplace", "student")
-TOKEN_SECONDS = 1e-7  # estimated time for a token at one tilt and one size
+TOKEN_SECONDS = 1e-7  # estimated time for a token at one score factor and one size
 CHUNK = 1 << 22  # tokens held at once
 
 
 @dataclass(frozen=True, eq=False)
 class HeavyCurve:
-    """Attention at one tilt t (scores t x) over n tokens x of a law, for nested n: does a limit exist, and what if not?
-
-    `measured` has the median output, the means of the largest softmax weight (`top_weight`) and of Σw²
-    (`participation`), and their standard errors, each (sizes,).
-    """
+    """Attention of one query with softmax scores t·x over n random scalar tokens x, at several n."""
 
     law: str
-    tilt: float
+    tilt: float  # t
     existence: Existence  # whether the infinite-token limit exists, and with which limit law
     meaning: str  # of `existence`
     limit: float | None  # the infinite-token output, where it exists
     n: tuple[int, ...]
-    measured: Mapping[str, Array]
+    measured: Mapping[str, Array]  # (sizes,) each: median output, means of w₁ and Σw², and their standard errors
     replicates: int
     predicted: Mapping[str, Mapping[str, Any]]  # by name; empty for Gaussian tokens, which `limitlens theory` predicts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeavyTails(Result):
-    """Result of `tails`: attention over tokens of one law, with one curve over n for each tilt."""
+    """Result of `tails`: attention with softmax scores t·x over random scalars x, one curve over n for each t."""
 
     kind, file = "tails", "tails"
     inputs: Mapping[str, Any]  # law and seed
@@ -56,12 +48,12 @@ class HeavyTails(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table with one row per tilt and size n: median output, largest softmax weight and Σw²."""
+        """Table with one row per score factor t (`tilt`) and size n: median output, largest softmax weight and Σw²."""
         columns = ({"law": curve.law, "tilt": curve.tilt, "n": curve.n, **curve.measured} for curve in self.tilts)
         return pd.concat([pd.DataFrame(part) for part in columns], ignore_index=True)
 
     def view(self) -> View:
-        """Page of the result: largest softmax weight and output against n at every tilt, and whether a limit exists."""
+        """HTML page: largest softmax weight and output against n, and whether an infinite-token limit exists."""
         one, tilts = self.tilts[0], plural(len(self.tilts), "tilt")
         first, last = f"{one.n[0]:,}", f"{one.n[-1]:,}"
         lost = sum(curve.limit is None for curve in self.tilts)
@@ -107,11 +99,12 @@ def tails(
     tokens: Any = None, *, law: str = "laplace", tilts: str | Sequence[float] = "0.4,0.75,2", degrees: float = 3.0,
     sizes: str | Sequence[int] = "100:100000:4", replicates: int = 200, seed: int = 0,
 ) -> HeavyTails | TailReport:  # fmt: skip
-    """Test whether tokens are sub-Gaussian, or show attention over a law whose infinite-token limit may not exist.
+    """Test whether tokens have heavy tails, or simulate attention over heavy-tailed tokens.
 
-    With `tokens`, (n, d) or a `Sample`, the result is a `TailReport` on them. Without, it is a `HeavyTails`: one query
-    attends to `sizes` one-dimensional tokens of a `law`, "laplace" of scale 1, "gaussian" or "student" with `degrees`
-    degrees of freedom, at each of the `tilts` t (scores are t x). Sizes and tilts are "lo:hi:k", "a,b,c" or sequences.
+    With `tokens`, (n, d) or a `Sample`, the result is a `TailReport`, which says whether they are sub-Gaussian.
+    Without, it is a `HeavyTails`: one query with softmax scores t·x attends to n random scalars x, for n in `sizes` and
+    t in `tilts`. The `law` of x is "laplace" (scale 1), "gaussian" or "student" (with `degrees` of freedom). Ranges are
+    "lo:hi:k", "a,b,c" or sequences.
 
     >>> ll.tails(np.random.default_rng(0).normal(size=(2000, 2))).verdict.value
     'sub-Gaussian'
@@ -132,7 +125,7 @@ def heavy_curve(
     law: str, tilt: float, sizes: tuple[int, ...] = (100, 1000, 10_000, 100_000), *, degrees: float = 3.0,
     replicates: int = 200, seed: int = 0,
 ) -> HeavyCurve:  # fmt: skip
-    """Attend to the first n tokens x of a law, n in `sizes`, with scores t x at the tilt t > 0; add the predictions."""
+    """Simulate attention with scores t·x, t = `tilt` > 0, over the first n random tokens x, and add predictions."""
     output, top, participation = heavy_samples(law, tilt, sizes, degrees=degrees, replicates=replicates, seed=seed)
     measured = {"median_output": np.median(output, axis=0)}
     for name, values in (("top_weight", top), ("participation", participation)):
@@ -152,7 +145,7 @@ def heavy_curve(
 def heavy_samples(
     law: str, tilt: float, sizes: tuple[int, ...], *, degrees: float, replicates: int, seed: int
 ) -> Array:
-    """Output, largest softmax weight and Σw² over the first n tokens of each replicate: (3, replicates, sizes)."""
+    """Simulate attention with scores t·x; output, largest softmax weight and Σw² at each n: (3, replicates, sizes)."""
     if law not in LAWS:
         raise InputError(f"the law is {law!r}; expected one of {', '.join(LAWS)}")
     if not 0 < tilt < float("inf"):
@@ -171,7 +164,7 @@ def heavy_samples(
 
 
 def _attend(tokens: Array, tilt: float, sizes: tuple[int, ...]) -> Array:
-    """Output, largest softmax weight and Σw² over the first n tokens of each row, n in `sizes`: (3, rows, sizes)."""
+    """Output, largest softmax weight and Σw² over the first n of `tokens` (rows, N), n in `sizes`: (3, rows, sizes)."""
     rows = []
     for n in sizes:
         scores = tilt * tokens[:, :n]

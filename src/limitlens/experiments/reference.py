@@ -1,8 +1,4 @@
-"""What a study compares attention with: the infinite-token output Γ at any query X, and mean and covariance of Γ(X).
-
-Γ is also the control variate of every moment (docs/estimators.md): a study attends from few queries, and adds the
-exact average of Γ over all n tokens as queries.
-"""
+"""The infinite-token output Γ that a study compares attention with, and the mean and covariance of Γ."""
 
 import numpy as np
 import torch
@@ -19,16 +15,16 @@ from limitlens.statistics.estimators import GaussianControls, TokenSums
 
 BLOCK = 1 << 16
 REFERENCE_FACTOR = 64  # tokens for Monte Carlo moments of Γ / largest size: a token costs O(1), not O(queries)
-QUERIES = 4096  # tokens of a sample (the pool) that attend to the whole sample in one call
-POOL_LIMIT = 200_000  # the pool's own limits cost N² scores; beyond this the pool is thinned
-CHECKED, FEW = 512, 10  # queries checked, and effective tokens below which the pool has not converged
+QUERIES = 4096  # tokens of a `Sample` that attend to the whole sample in one call
+POOL_LIMIT = 200_000  # a larger `Sample` is thinned, since attention over all of it costs N² scores
+CHECKED, FEW = 512, 10  # queries checked, and effective tokens below which a `Sample` is too small
 
 
 class Reference:
-    """Tokens of each replicate of a study, and the limit Γ that attention over the tokens is compared with.
+    """Random tokens of a study, and the infinite-token output Γ that attention over them is compared with.
 
-    For a law with known K(t) = log E exp<t, X> the tokens are independent, and the limit is over infinitely many. The
-    tokens of a `Sample` are drawn without replacement, and the limit is attention over the whole sample, the pool.
+    For a `Sample`, tokens are drawn from it without replacement, and Γ is attention over the whole sample. For other
+    distributions, tokens are independent, and Γ is the exact limit.
     """
 
     mean: Tensor  # (v,) E Γ(X)
@@ -38,7 +34,7 @@ class Reference:
     _linear: tuple[Tensor, Tensor] | None = None  # slope and offset of a limit that is affine in the tokens
     _controls: GaussianControls | None = None
     _samples = float("inf")  # tokens behind `mean` and `covariance`
-    _pool_limits: Tensor  # (N, v): Γ at the tokens of the pool
+    _pool_limits: Tensor  # (N, v): Γ at the tokens of a `Sample`
 
     def __init__(
         self, measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str = "cpu"
@@ -85,7 +81,7 @@ class Reference:
         self.stream = PoolStream(tokens.to(device), largest, seed)
         at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
         limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])
-        # Where queries attend to few effective tokens, the pool itself is far from its limit.
+        # Where queries attend to few effective tokens, the whole sample is itself far from its limit.
         checked = tokens[:CHECKED]
         once, twice = (attend_state(tokens, head, checked, times=times, precise=False).lse for times in (1, 2))
         share = float((torch.exp(2 * once - twice) < FEW).double().mean())  # 1/Σw²
@@ -99,10 +95,7 @@ class Reference:
         self.covariance = torch.cov(self._pool_limits.T, correction=0).reshape(head.value_dim, head.value_dim)
 
     def draw(self, replicates: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Tokens (replicates, stop − start, d) and a vector for each token (replicates, stop − start, f), in float64.
-
-        The vectors, to be summed, are the limits Γ at the tokens, or the tokens themselves where Γ is affine (cheaper).
-        """
+        """Random tokens (replicates, stop − start, d), and for each a vector (f,) from which `limits` computes Γ."""
         if isinstance(self.stream, PoolStream):
             chosen = self.stream.indices(replicates, start, stop)
             return self.stream.tokens[chosen].double(), self._pool_limits[chosen]
@@ -112,26 +105,26 @@ class Reference:
         return tokens, torch.from_numpy(limit(self.measure, self.head, tokens.cpu().numpy())).to(tokens.device)
 
     def factor(self, n: int) -> float:
-        """Ratio of measured to true error at size n: below 1 for a finite sample, above 1 for sampled moments."""
+        """Ratio of measured to true error at n tokens; it is not 1 where the limit is estimated from finitely many."""
         if isinstance(self.stream, PoolStream):
             return self.stream.finite_population_correction(n)
         return float(np.sqrt(1 + n / self._samples))
 
     def limits(self, vectors: Tensor) -> Tensor:
-        """Limit outputs Γ (..., v) at tokens as queries, from the vectors (..., f) that `draw` returned for them."""
+        """Infinite-token outputs Γ (..., v) at tokens, from the vectors (..., f) that `draw` returned with them."""
         return vectors @ self._linear[0].T + self._linear[1] if self._linear else vectors
 
     def limit_sums(self, sums: TokenSums) -> TokenSums:
-        """Sums of the limit outputs Γ over tokens, from `sums`, the sums of the tokens' vectors (see `draw`)."""
+        """Sums over tokens of the infinite-token output Γ, from sums of the vectors that `draw` returned with them."""
         return sums.mapped(*self._linear) if self._linear else sums
 
     def controls(self, sums: TokenSums) -> Tensor:
-        """Control variates (replicates, F) of mean zero, correlated with the errors, from sums over tokens; F ≥ 0."""
+        """Control variates (replicates, F), functions of the tokens with mean zero; F is 0 for non-Gaussian tokens."""
         return self._controls.of(sums) if self._controls else sums.first.new_empty(len(sums.first), 0)
 
 
 def sampled_moments(measure: Measure, head: Head, samples: int, seed: int) -> tuple[Array, Array]:
-    """Mean (v,) and covariance (v, v) of the limit output Γ(X), estimated from `samples` tokens X of the law."""
+    """Monte Carlo mean (v,) and covariance (v, v) of the infinite-token output at random queries from `measure`."""
     total, square = np.zeros(head.value_dim), np.zeros((head.value_dim,) * 2)
     for start in range(0, samples, BLOCK):
         tokens = measure.sample(min(BLOCK, samples - start), generator_for(seed, 0x4EF, start))

@@ -1,9 +1,4 @@
-"""`scaling`: does attention from one query over n keys average over many, select a few or collapse onto one?
-
-For a law of the keys, n and β (or θ, the effective number of keys), each quantity has the value of the scaling limit
-("predicted"), the exact expectation at this n ("exact"), and the value of a simulation of n keys ("measured", with its
-standard error). Kolmogorov-Smirnov tests compare the laws of the largest weight, Σw² and the output with the limit's.
-"""
+"""`scaling`: does attention from one query over n keys average over many, select a few or collapse onto one?"""
 
 import math
 from collections.abc import Mapping
@@ -62,16 +57,16 @@ _NEAR_LIMIT = 0.2  # difference in log E Σw² from the scaling limit, beyond wh
 
 @dataclass(frozen=True)
 class LawTest:
-    """Kolmogorov-Smirnov test of a measured quantity's law against the law named by `against`: distance and p-value."""
+    """Kolmogorov-Smirnov test of the distribution of a measured quantity against a predicted distribution."""
 
-    against: str
-    ks: float
+    against: str  # "limit" (many keys) or "averaging" (Gaussian)
+    ks: float  # distance
     p: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScalingLimits(Result):
-    """Result of `scaling`: softmax weights and output of one query over n keys of a law, predicted and measured."""
+    """Result of `scaling`: softmax weights and output of one query over n random keys, predicted and measured."""
 
     kind, file = "scaling", "scaling"
     inputs: Mapping[str, Any]  # law and its parameters, dimension of the sphere, n, θ, β, replicates, seed
@@ -90,7 +85,7 @@ class ScalingLimits(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table with one row per quantity, predicted and measured; `part` is quantities, averaging or collapse."""
+        """Table of predicted and measured quantities, one per row; `part` is quantities, averaging or collapse."""
         rows = [
             {"part": part, "quantity": name, **to_json(row)}
             for part in ("quantities", "averaging", "collapse")
@@ -99,7 +94,7 @@ class ScalingLimits(Result):
         return pd.DataFrame(rows).dropna(axis=1, how="all")
 
     def view(self) -> View:
-        """Page of the result: regime of the head (averaging, selective, frozen), and quantities with predictions."""
+        """HTML page: whether attention averages, selects a few keys or is frozen onto one, and all quantities."""
         inputs, known = self.inputs, self.control
         n, replicates = f"{inputs['n']:,}", f"{inputs['replicates']:,}"
         shared = self.quantities["participation"].measured.value
@@ -163,10 +158,10 @@ def scaling(
 ) -> ScalingLimits:  # fmt: skip
     """Predict and measure whether attention over n keys averages, selects a few keys or collapses onto one.
 
-    The `n` keys lie on the sphere S^{dim−1}. `theta` is their effective number (by default 1, the critical scale);
-    the inverse temperature `beta` may be given instead. The keys follow a `law`: "uniform"; "vmf" (von Mises-Fisher)
-    with `concentration` and `cosine` between mean direction and query; "power", a density that behaves like
-    |q − k|^power near the query.
+    One query q attends to `n` random keys k on the sphere S^{dim−1}. Give the inverse temperature `beta`, or the
+    effective number of keys `theta` (by default 1, between averaging and collapse). The `law` of the keys is "uniform",
+    "vmf" (von Mises-Fisher, with `concentration`, and `cosine` between mean direction and query) or "power" (density
+    like |q−k|^power near the query).
 
     >>> result = ll.scaling(dim=5, n=1000, theta=1, replicates=100)
     >>> result.regime, round(result.inputs['beta'], 1)
@@ -181,14 +176,14 @@ def scaling(
 
 
 def sphere_law(law: str, dim: int, *, concentration: float, cosine: float, power: float) -> GapLaw:
-    """Law of the gap 1 − <q, k> between a query q and a key k on S^{dim−1}, for keys of the law with this name."""
+    """Distribution of the gap 1 − <q, k> between a query q and keys k on S^{dim−1}, which follow the named `law`."""
     check_number("the concentration", concentration, "a number from 0 to 1e9", below=1e9)
     check_number("dim", dim, f"an integer from 2 to {MOST_DIM}, for keys on a sphere", low=2, below=MOST_DIM + 1)
     return named_law(law, dim, concentration=concentration, cosine=cosine, power=power)
 
 
 def check_one_scale(theta: float | None, beta: float | None) -> None:
-    """Raise an `InputError` if both θ (effective number of keys) and β are given: each determines the other."""
+    """Raise an `InputError` if both θ (effective number of keys) and β are given, since each determines the other."""
     if theta is not None and beta is not None:
         raise InputError("both theta and beta were given; expected one, since each follows from the other")
 
@@ -197,9 +192,9 @@ def scaling_limits(
     law: GapLaw, n: int, theta: float | None = None, beta: float | None = None, *, replicates: int = 2000,
     seed: int = 0,
 ) -> ScalingLimits:  # fmt: skip
-    """Predict and measure the attention of one query over n keys, at inverse temperature `beta` or at `theta`.
+    """Predict and measure one query's attention over n keys; `law` is the distribution of the gap 1 − <q, k>.
 
-    `law` is that of the gap 1 − <q, k> of a key, and `theta` the effective number of keys (1 by default).
+    Give the inverse temperature `beta`, or the effective number of keys `theta` (1 by default).
     """
     check_one_scale(theta, beta)
     beta = control.critical_beta(n, law, 1.0 if theta is None else theta) if beta is None else float(beta)
@@ -253,7 +248,7 @@ def scaling_limits(
 def _quantities(
     law: GapLaw, finite: KeyPoints, poisson: PoissonPoints, sample: WeightSample, limit: WeightSample
 ) -> dict[str, Quantity]:
-    """Quantities of weights and output by name: in the scaling limit, exact at n (`finite`), measured (`sample`)."""
+    """Statistics of the softmax weights and output by name: in the limit, exact at n, and measured."""
     expected = {
         "participation": (weights.participation, sample.participation),
         "top_weight": (weights.mean_top, sample.top),
@@ -272,7 +267,7 @@ def _quantities(
 
 
 def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample) -> dict[str, Quantity]:
-    """Formulas for the output while many keys share the softmax weight, each with the value measured in `sample`."""
+    """Formulas for the output where many keys share the softmax weight, each with its measured value."""
     limit = control.averaging(n, beta, law)
     radial, shared = 1 - sample.gap / beta, sample.participation
     share = shared.mean()
@@ -290,7 +285,7 @@ def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample) -> dict[s
 
 
 def _laws(law: GapLaw, n: int, beta: float, sample: WeightSample, limit: WeightSample) -> dict[str, LawTest]:
-    """Kolmogorov-Smirnov tests by name: weights and output against the scaling limit, output against a Gaussian."""
+    """Tests by name of the measured distributions against the limit, and of the output against a Gaussian."""
     names = {"top": "top_weight", "participation": "participation", "gap": "output_gap"}
     if law.tangent_dim is not None:
         names["tangential"] = "output_tangential"

@@ -1,4 +1,4 @@
-"""`schedules`: how the inverse temperature β should grow with the context length, four schedules compared."""
+"""`schedules`: compare four ways to let the inverse temperature β grow with the context length."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ DRAWN = {"beta": "inverse temperature β", "sharing_keys": "keys that share the 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedules(Result):
-    """Result of `schedules`: four schedules of the inverse temperature β over the same context lengths n."""
+    """Result of `schedules`: attention predicted under four schedules of the inverse temperature β, for growing n."""
 
     kind, file = "schedules", "schedules"
     inputs: Mapping[str, Any]  # law of the keys and its local power law near the query (`exponent`, `log_c`)
@@ -29,12 +29,12 @@ class Schedules(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table with one row per schedule and context length n: β, θ, keys that share the mass, entropy, regime."""
+        """Table with one row per schedule and context length n: β, θ, keys that share the weight, entropy, regime."""
         parts = [pd.DataFrame({"schedule": name, **columns}) for name, columns in self.predicted.items()]
         return pd.concat(parts, ignore_index=True)
 
     def view(self) -> View:
-        """Page of the comparison: figures and a table of the four schedules over the context length."""
+        """HTML page: figures and a table of the four schedules over the context length."""
         sizes = self.predicted["constant"]["n"]
         span = f"from {sizes[0]:,.0f} to {sizes[-1]:,.0f} keys"
         figures = [
@@ -74,12 +74,11 @@ def schedules(
     dim: int = 5, law: str = "uniform", concentration: float = 5.0, cosine: float = 1.0,
     power: float = 1.0,
 ) -> Schedules:  # fmt: skip
-    """Compare four schedules of the inverse temperature β as the context grows.
+    """Compare four schedules of the inverse temperature β as the context grows, by formulas and without sampling.
 
-    The schedules are constant β, β proportional to ln n, YaRN, and the critical schedule, which keeps the effective
-    number of keys θ. All start from `beta`, or from the β of `theta` (1 by default), at the first of the context
-    lengths `sizes`, "lo:hi:k" or a sequence. The keys follow a `law` on S^{dim−1}, with the options of `ll.scaling`. No
-    tokens are sampled.
+    They are constant β, β proportional to ln n, YaRN, and the critical schedule, which keeps the effective number of
+    keys θ constant. All start at the first length in `sizes` ("lo:hi:k" or a sequence) from `beta`, or from the β at
+    which θ is `theta` (1 by default). Keys follow a `law` on the sphere S^{dim−1}, with the options of `ll.scaling`.
 
     >>> result = ll.schedules([1000, 10_000], beta=100.0)
     >>> {name: round(steps['sharing_keys'][-1], 2) for name, steps in result.predicted.items()}

@@ -1,4 +1,4 @@
-"""`study`: error curves of attention over n tokens of a law against its infinite-token limit, and their rates."""
+"""`study`: measure how fast attention over n tokens approaches its infinite-token limit."""
 
 import math
 import time
@@ -33,8 +33,8 @@ from limitlens.theory.spectrum import Reach, reach
 
 # Seconds for each number of a token, for each score of a token, and for each product in the root of a covariance.
 NUMBER_SECONDS, SCORE_SECONDS, ROOT_SECONDS = 3e-7, 3e-10, 3e-9
-KEPT_NUMBERS = 40  # numbers kept for each replicate, size and dimension of a value
-CHECKED_QUERIES = 32  # queries at which K of a user-defined law must be finite
+KEPT_NUMBERS = 40  # numbers stored for each replicate, size and dimension of a value
+CHECKED_QUERIES = 32  # queries at which K of a user-defined distribution must be finite
 
 
 def study(
@@ -43,18 +43,17 @@ def study(
     device: str = "auto", yes: bool = False, progress: Progress | None = None, checkpoint: Checkpoint | None = None,
     memory: int | None = None, precision: str = "accurate",
 ) -> StudyResult:  # fmt: skip
-    """Measure the error of attention over n tokens against the infinite-token limit, for nested n, and fit its rate.
+    """Measure the error of attention over n random tokens against its infinite-token limit, and fit how fast it falls.
 
-    Tokens of a `Sample` are drawn without replacement, and the limit is attention over the whole sample. By default a
-    short first run (pilot) chooses the number of `queries` per replicate. The noise of few queries raises an error by
-    3%, or by up to 16% where errors hardly vary between replicates; this bias is measured and removed. `mask_self`
-    leaves each query's own token out of its softmax. A `radius` adds the largest error over the queries in the ball of
-    this radius.
+    Errors are those of the head's output, and of the mean and covariance of its outputs. `sizes` are the numbers n, as
+    "lo:hi:k", "a,b,c" or a sequence. For a `Sample`, tokens are drawn from it without replacement, and the limit is
+    attention over all of it. A short first run chooses the number of `queries` if none is given. The bias of using few
+    queries is removed. `mask_self` leaves each query's own token out of its softmax. A `radius` adds the largest error
+    over all queries in the ball of this radius.
 
-    `progress` is called with (done, total). An interrupt (Ctrl-C) returns the result of the finished replicates and
-    leaves a `checkpoint`, if one was given, from which the same call resumes. `memory` bounds the bytes that the
-    process holds. `precision` is that of attention on a GPU: "accurate" (about 1e-6), "fast" (1e-3) or "exact"
-    (float32). A study estimated to take more than a day, or more memory than the machine has, starts only with `yes`.
+    Ctrl-C returns the result of the finished replicates; the same call with the same `checkpoint` resumes. `progress`
+    is called with (done, total). `memory` bounds the bytes held. `precision` on a GPU is "accurate" (about 1e-6),
+    "fast" (1e-3) or "exact" (float32). A study estimated to exceed a day, or the machine's memory, needs `yes`.
 
     >>> curve = ll.study(ll.Gaussian(0.0, 1.0), ll.Head(0.5), [50, 200, 800], replicates=20, queries=32)
     >>> 0.3 < curve.rate('output').slope < 0.7
@@ -95,7 +94,7 @@ def study(
 
 
 def study_cost(head: Head, cells: Cells, replicates: int, queries: int | None) -> tuple[float, float]:
-    """Estimated seconds and bytes of memory of a study, from the numbers of tokens, scores and replicates."""
+    """Estimate the seconds and the bytes of memory that a study needs."""
     dim = head.value_dim
     steps = float(replicates) * len(cells.sizes)
     numbers = float(replicates) * cells.sizes[-1] * (head.dim + head.key_dim + dim)
@@ -104,7 +103,7 @@ def study_cost(head: Head, cells: Cells, replicates: int, queries: int | None) -
 
 
 class _StudyRun:
-    """State of a running study: measurements (`rows`) of finished replicates, and the chunk of replicates under way."""
+    """A running study: measurements of the finished replicates, and the group of replicates in progress."""
 
     def __init__(self, setup: StudySetup, queries: int, saved: Saved | None) -> None:
         self.setup, self.queries = setup, queries
@@ -119,7 +118,7 @@ class _StudyRun:
                 self._begin().restore(under("pass.", saved.tensors), blocks)
 
     def finish(self, job: Job, progress: Progress | None, warnings: list[str]) -> bool:
-        """Measure all remaining replicates, saving checkpoints; returns whether an interrupt ended the run early."""
+        """Measure all remaining replicates and save checkpoints; returns whether an interrupt ended the run early."""
         replicates = self.setup.replicates
         interrupted = False
         with held_interrupt() as interrupt:
@@ -148,7 +147,7 @@ class _StudyRun:
         return self.under_way
 
     def _chunk(self) -> Iterator[int]:
-        """Continue the chunk of replicates under way, or begin the next; yields the number of tokens of each block."""
+        """Measure one group of replicates; yields the number of tokens processed after each block."""
         chunk = self.under_way or self._begin()
         yield from chunk.blocks()
         rows = chunk.rows()
@@ -157,7 +156,7 @@ class _StudyRun:
         self.under_way = None
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Position in the replicates, and tensors of the measurements so far, for a checkpoint."""
+        """Position and measurements so far, as a checkpoint saves them."""
         position = {"start": self.start, "group": self.chunk_size, "queries": self.queries, "blocks": 0}
         tensors = {f"rows.{name}": torch.from_numpy(part) for name, part in self.rows.items()}
         if self.under_way is not None:
@@ -166,7 +165,7 @@ class _StudyRun:
         return position, tensors
 
     def result(self, seed: int, started: float, interrupted: bool, warnings: list[str]) -> StudyResult:
-        """Result of the study over the replicates that are finished."""
+        """Result of the study over the finished replicates."""
         setup, rows = self.setup, self.rows
         reference, sizes = setup.reference, setup.cells.sizes
         measure, head = reference.measure, reference.head
@@ -192,7 +191,7 @@ class _StudyRun:
 
 
 def _predicted_rates(head_reach: Reach, proxy: Reach | None) -> dict[str, float]:
-    """Horizons and coupling of the head, and the rates that they predict for unbounded tokens; NaN if none is known."""
+    """Horizon (score strength), coupling and predicted rates of a head by name; `rate_proved` needs a `proxy`."""
     laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output, rates.rate_drawn)
     return {
         **{name: getattr(head_reach, name) for name in REACH},
@@ -202,7 +201,7 @@ def _predicted_rates(head_reach: Reach, proxy: Reach | None) -> dict[str, float]
 
 
 def _asymptotic_rate(name: str, measure: Measure, horizon: float) -> float:
-    """Rate that the error `name` tends to: the sharp rate, or 1/2 for bounded tokens or the maximum over a ball."""
+    """Exponent of 1/n with which the error `name` falls as n → ∞; 1/2 for bounded tokens and for the uniform error."""
     if name == "uniform" or np.isfinite(measure.radius):
         return 0.5
     return (rates.rate_rms_output if MOMENT.get(name) == 2 else rates.rate_sharp)(horizon)
@@ -211,11 +210,10 @@ def _asymptotic_rate(name: str, measure: Measure, horizon: float) -> float:
 def _predicted_curves(
     measure: Measure, head: Head, head_reach: Reach, sizes: Sequence[int], mask_self: bool
 ) -> dict[str, Array]:
-    """Predicted errors (sizes,) for Gaussian tokens: `output` (of the head's output), and where possible `mean`.
+    """Predicted errors (sizes,) for Gaussian tokens: `output` (exact), and `mean` where its formula is verified.
 
-    `output` is exact. `mean`, the error of the outputs' mean, follows from the influence function, for centred tokens
-    without `mask_self`, in d = 1 and where ‖B‖_F is small (docs/theory.md). The grid of the computation grows with the
-    horizon, so beyond `HARDMAX_BEYOND` there is no prediction.
+    `mean` needs centred tokens without `mask_self`, and d = 1 or a small ‖Σ^{1/2} A Σ^{1/2}‖_F (docs/theory.md). There
+    is no prediction for other tokens, with a query bias, or beyond the horizon `HARDMAX_BEYOND`.
     """
     if not isinstance(measure, Gaussian) or head.query_bias.any() or head_reach.horizon > HARDMAX_BEYOND:
         return {}

@@ -1,8 +1,4 @@
-"""Measurement of one chunk of replicates of a study at every size n, in one pass over the tokens, block by block.
-
-The queries of a replicate are its first m tokens; at size n the first min(n, m) of them count. Tokens are exchangeable,
-so these are a uniform draw from the n tokens, and for n ≤ m they are all of them.
-"""
+"""One pass over the random tokens of a study, which measures the errors of attention at every size n."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -27,33 +23,29 @@ from limitlens.statistics.estimators import QuerySums, TokenSums, replicate_erro
 CHUNK_FLOATS = 1 << 22  # bound on the tokens, keys, values and limits held at once, in numbers
 GPU_CHUNK_FACTOR = 512  # times `CHUNK_FLOATS` on a GPU, which needs many replicates to be busy: about 20 GB
 FLOAT_BYTES = 10  # upper bound on the bytes for each number held, temporaries included
-FLOOR_QUERIES = 4  # queries attended again in float64 to measure the numerical floor
+FLOOR_QUERIES = 4  # queries attended again in float64 to measure rounding errors
 PILOT_QUERIES, PILOT_REPLICATES = 256, 16
-# Lower bound on the queries. With this many per dimension, drawing tokens costs as much as attending to them, and fewer
-# queries save no time. With few, a single query far out makes a rare replicate with a large error, which the interval
-# of the output error does not cover until such a replicate occurs.
+# Lower bound on the queries: fewer save no time, and one extreme query could then dominate the error of a replicate.
 QUERIES_PER_DIMENSION, FEWEST_QUERIES = 8, 128
-# Target share of query noise in a squared error. Where errors hardly scatter over replicates, the noise is removed
-# almost exactly, so the less they scatter, the larger the share may be.
+# Target share of query noise in a squared error, and its bound where errors hardly vary between replicates.
 NOISE_SHARE, MOST_NOISE = 0.06, 0.3
 SCALAR_SCATTER = np.pi / 2 - 1  # squared coefficient of variation of |N(0, 1)|, the scatter of a scalar error
 MOST_QUERIES = PAGE  # so that the queries of a replicate lie on its first page
 
-# Measurements of replicates by name: errors.* and noise.* (replicates, sizes), fewer.* (replicates, sizes, 2 or 4),
-# controls (replicates, sizes, F), and floor (1, sizes), which is 0 in chunks that do not measure the numerical floor.
+# Measurements by name: those of `StudyResult.rows`, and floor (1, sizes), the rounding error (0 if not measured).
 Rows: TypeAlias = dict[str, Array]
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Join the measurements (arrays by name) of several chunks of replicates along the axis of replicates."""
+    """Concatenate the measurements, arrays by name, of several groups of replicates."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 @dataclass(frozen=True)
 class StudySetup:
-    """Settings that all chunks of replicates of a study share: law, head, sizes, reference, device, precision."""
+    """Settings that all groups of replicates of a study share."""
 
-    reference: Reference  # has the law and the head
+    reference: Reference  # has the tokens and the head
     cells: Cells
     replicates: int
     mask_self: bool
@@ -63,7 +55,7 @@ class StudySetup:
     precision: Precision
 
     def chunk_size(self, queries: int) -> int:
-        """Number of replicates in a chunk, so that the chunk's tokens and queries fit the memory bound."""
+        """Number of replicates to process at a time, so that they fit in memory."""
         head = self.reference.head
         width = head.dim + head.key_dim + 2 * head.value_dim
         floats = (self.reference.stream.page + 4 * queries) * width + 2 * max(head.dim, head.value_dim) ** 2
@@ -72,12 +64,12 @@ class StudySetup:
         return max(1, int(min(bound, floats + left / FLOAT_BYTES) // floats))
 
     def attend(self, query: Tensor, tokens: Tensor, bias: Tensor | None, kernel: Kernel | None = None) -> State:
-        """Attention state (mergeable log-sum-exp and mean value) of the queries over a block of tokens."""
+        """Attention of the queries over one block of tokens, as a state that merges with those of other blocks."""
         keys, values = self.reference.head.keys(tokens), self.reference.head.values(tokens)
         return state_of(query, keys, values, bias=bias, kernel=kernel or self.precision)
 
     def bias(self, queries: int, start: int, stop: int) -> Tensor | None:
-        """Score bias (queries, stop − start) that masks each query's own token by −inf; None if nothing is masked."""
+        """Score bias (queries, stop − start), −inf where a query meets its own token; None if nothing is masked."""
         if not self.mask_self or start >= queries:
             return None
         same = torch.arange(queries)[:, None] == torch.arange(start, stop)[None, :]
@@ -85,11 +77,11 @@ class StudySetup:
 
 
 class ReplicatePass:
-    """One pass over the tokens of a chunk of replicates, which measures the errors at every size n."""
+    """One pass over the tokens of a group of replicates, which measures the errors at every size n."""
 
     def __init__(self, setup: StudySetup, replicates: range, queries: int) -> None:
         self.setup, self.replicates, self.queries = setup, replicates, queries
-        self.floor = replicates.start == 0  # whether to measure the numerical floor, on the first replicate
+        self.floor = replicates.start == 0  # whether to measure rounding errors, on the first replicate
         head, device = setup.reference.head, setup.device
         tokens, vectors = setup.reference.draw(replicates, 0, queries)
         self.at_queries = setup.reference.limits(vectors)
@@ -104,7 +96,7 @@ class ReplicatePass:
         self.done = 0  # blocks
 
     def blocks(self) -> Iterator[int]:
-        """Attend to the remaining blocks of tokens; yields the number of tokens of each block after it is done."""
+        """Process the remaining blocks of tokens; after each block, yields its number of tokens over all replicates."""
         blocks = list(self.setup.cells.blocks(self.setup.reference.stream.page))
         for step, start, stop in blocks[self.done :]:
             self._add(start, stop)
@@ -114,7 +106,7 @@ class ReplicatePass:
             yield len(self.replicates) * (stop - start)
 
     def rows(self) -> Rows:
-        """Attend to all remaining blocks of tokens, and return the measurements at every size by name."""
+        """Process all remaining blocks of tokens, and return the measurements at every size n by name."""
         deque(self.blocks(), maxlen=0)
         rows = {name: torch.stack([step[name] for step in self.steps], 1).numpy() for name in self.steps[0]}
         rows["floor"] = self.floors
@@ -125,7 +117,7 @@ class ReplicatePass:
         return rows
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors by name that a checkpoint saves to resume the pass after the blocks done so far."""
+        """Tensors by name that a checkpoint saves, to resume the pass later."""
         held = {"first": self.sums.first, "second": self.sums.second, "floors": torch.from_numpy(self.floors)}
         held |= {f"state.{name}": part for name, part in self.state.tensors().items()}
         held |= {f"exact.{name}": part for name, part in self.precise_state.tensors().items()}
@@ -142,7 +134,7 @@ class ReplicatePass:
         self.steps = [step for step in steps if step]
 
     def _add(self, start: int, stop: int) -> None:
-        """Attend to one block, the tokens from index `start` to `stop`, and merge it into the running state."""
+        """Attend to the tokens from index `start` to `stop`, and merge them into the running attention state."""
         setup = self.setup
         tokens, vectors = setup.reference.draw(self.replicates, start, stop)
         self.sums = self.sums.add(vectors)
@@ -154,7 +146,7 @@ class ReplicatePass:
             self.precise_state = self.precise_state.merge(block)
 
     def _measure(self, step: int) -> None:
-        """Record the errors, their noise and the numerical floor at the size with index `step`, just reached."""
+        """Record the errors at the size n with index `step`, once attention has covered its n tokens."""
         reference, used = self.setup.reference, min(self.queries, self.setup.cells.sizes[step])
         at_queries = self.at_queries[:, :used]
         limits = self.limits if used == self.queries else QuerySums.of(at_queries)
@@ -173,10 +165,7 @@ class ReplicatePass:
 
 
 def choose_queries(setup: StudySetup) -> int:
-    """Choose the number of queries per replicate, so that the noise of few queries is a small share of squared errors.
-
-    A short first run (pilot) measures the noise in a few extra replicates, numbered from 2³⁰; it falls like 1/queries.
-    """
+    """Choose the number of queries per replicate by a short trial run, so that errors have little sampling noise."""
     largest, replicates = setup.cells.sizes[-1], min(PILOT_REPLICATES, setup.replicates)
     first = min(PILOT_QUERIES, largest)
     pilot_replicates, size = range(1 << 30, (1 << 30) + replicates), setup.chunk_size(first)

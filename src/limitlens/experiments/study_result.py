@@ -1,4 +1,4 @@
-"""`StudyResult`: error curves that a study measured, their fitted rates, the predictions of theory, and the page."""
+"""The result of `study`: error curves of attention over n tokens, their fitted rates, and the HTML page."""
 
 from __future__ import annotations
 
@@ -41,26 +41,25 @@ PROVED = ("mean", "covariance")  # errors that the proved rate bounds
 WANTED = (0.1, 0.05, 0.01)  # relative output errors for which every study gives the number of tokens
 COLOURS: dict[str, Colour] = {"mean": "blue", "covariance": "orange", "output": "green", "uniform": "pink"}
 TOKENS = Axis("number of tokens n", log=True)
-SEEN_FLOOR = 0.02  # a numerical floor below this share of the smallest error is not drawn
+SEEN_FLOOR = 0.02  # rounding errors below this share of the smallest error are not drawn
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StudyResult(Result):
-    """Result of `study`: errors of attention over n tokens against the infinite-token limit, measured and predicted."""
+    """Result of `study`: errors of attention over n tokens against its infinite-token limit, measured and predicted."""
 
     kind, file = "study", "curve"
     sizes: tuple[int, ...]
-    # Measurements by name: errors.NAME (replicates, sizes); noise.NAME, the excess of the squared error due to few
-    # queries; fewer.NAME (replicates, sizes, 2 or 4), errors from halves and quarters of the queries; controls
-    # (replicates, sizes, F), control variates of expectation zero. NAME is mean, covariance, output or uniform.
+    # errors.NAME (replicates, sizes), NAME being mean, covariance, output or uniform. noise.NAME, part of the squared
+    # error due to few queries. fewer.NAME (replicates, sizes, 2 or 4), errors with half and a quarter of the queries.
+    # controls (replicates, sizes, F), control variates of mean zero.
     rows: Mapping[str, Array]
-    reference_factor: Array  # (sizes,): measured over true error, if tokens or the limit's moments are sampled
-    floor: Array  # (sizes,): root mean square difference of the outputs from float64
+    reference_factor: Array  # (sizes,): measured over true error; not 1 where the limit is estimated
+    floor: Array  # (sizes,): rounding error, root mean square difference of the outputs from float64
     scale: Mapping[str, float]  # root mean squares `output` of |Γ(X)| and `output_centred` of |Γ(X) − EΓ|
-    measure: str  # repr of the law
-    # Horizons and coupling of the head over the law, and the rates they predict for unbounded tokens: `rate_sharp` for
-    # the moments, `rate_rms_output` for the output error (a root mean square over queries and replicates), and
-    # `rate_sharp_output` for the output error of one typical sample.
+    measure: str  # repr of the tokens' distribution
+    # Horizons and coupling of the head, and predicted rates for unbounded tokens. `rate_sharp` is that of the mean and
+    # covariance, `rate_rms_output` that of the output error, `rate_sharp_output` that of one typical sample.
     theory: Mapping[str, float]
     asymptotic: Mapping[str, float]  # rate each error tends to: the sharp one, or 1/2 (bounded tokens, uniform error)
     predict: Callable[[], Mapping[str, Array]]  # computes `predicted` on demand: it takes longer than a study on a GPU
@@ -76,22 +75,22 @@ class StudyResult(Result):
 
     @cached_property
     def predicted(self) -> Mapping[str, Array]:
-        """Predicted errors (sizes,) by name, computed by theory without sampling; empty unless tokens are Gaussian."""
+        """Errors (sizes,) by name as theory predicts them, without sampling; empty unless tokens are Gaussian."""
         return self.predict()
 
     @cached_property
     def replicate_errors(self) -> dict[str, Array]:
-        """Errors (replicates, sizes) as measured, by name; `uniform` only if the study has a radius."""
+        """Measured errors (replicates, sizes) by name: mean, covariance, output, and uniform if a radius was given."""
         return {name: self.rows[key] for name in MEANING if (key := f"errors.{name}") in self.rows}
 
     @property
     def replicates(self) -> int:
-        """Number of replicates (independent samples of tokens) behind every point of the error curves."""
+        """Number of replicates, the independent samples of tokens over which errors are averaged."""
         return len(self.replicate_errors["output"])
 
     @cached_property
     def errors(self) -> dict[str, ErrorCurve]:
-        """Curve over n of every measured error by name, with query noise removed and control variates applied."""
+        """Error curves over n by name, corrected for the noise of using few queries."""
         curves = {}
         for name in self.replicate_errors:
             floor = np.zeros(1) if name == "uniform" else self.floor  # the uniform error is computed in float64
@@ -102,21 +101,21 @@ class StudyResult(Result):
 
     @cached_property
     def relative(self) -> ErrorCurve:
-        """Curve over n of the output error, divided by the root mean square of the limit output."""
+        """Curve over n of the output error divided by the root mean square of the infinite-token output."""
         return self.errors["output"].scaled(self.scale["output"])
 
     def rate(self, name: str = "output") -> Rate | None:
-        """Fitted rate of the error `name`, or None where fewer than three sizes can be fitted."""
+        """Power law n^(−β) fitted to the error `name`; None if fewer than three sizes can be fitted."""
         if name not in self.errors:
             raise InputError(f"the study has no error {name!r}; expected one of {', '.join(self.errors)}")
         return self.errors[name].rate
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
-        """Smallest number of tokens n up to `context` whose relative output error is at most `error`."""
+        """Smallest number of tokens, up to `context`, at which the relative output error is at most `error`."""
         return self.relative.tokens_for(check_relative(error), context)
 
     def denoised_moments(self, name: str) -> Array:
-        """Errors `name` (replicates, sizes), squared for the output, with query noise removed on average."""
+        """Errors `name` (replicates, sizes) without the bias of using few queries; output errors are squared."""
         errors, fewer = self.replicate_errors[name], self.rows.get(f"fewer.{name}")
         if fewer is not None:
             errors = denoised(errors, self.rows.get(f"noise.{name}"), fewer, self.queries, self.sizes)
@@ -124,7 +123,7 @@ class StudyResult(Result):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table of the error curves: one row per error and size n, with standard error, local slope and prediction."""
+        """Table with one row per error and size n: value, standard error, local slope on log axes, and prediction."""
         parts = []
         for name, curve in self.errors.items():
             slopes, slope_errors = curve.local_slopes
@@ -141,7 +140,7 @@ class StudyResult(Result):
         return pd.concat(parts, ignore_index=True)
 
     def document(self) -> dict[str, Any]:
-        """JSON document of the study, as saved and as printed by `--json`: errors, rates, predictions, options."""
+        """JSON document of the study, as saved in a run folder and printed by `--json`."""
         errors, slopes, rates = {}, {}, {}
         for name, curve in self.errors.items():
             errors[name] = {"value": curve.error, "stderr": curve.stderr}
@@ -160,12 +159,12 @@ class StudyResult(Result):
         }
 
     def arrays(self) -> dict[str, Array]:
-        """Arrays of the measured errors, query noise and control variates by name, to be saved with the document."""
+        """Arrays by name that are saved next to the JSON document, such as the error of every replicate."""
         return {**self.rows, "reference_factor": self.reference_factor}
 
     @classmethod
     def stored(cls, document: Mapping[str, Any], arrays: Mapping[str, Array]) -> StudyResult:
-        """Study read back from a saved JSON document and arrays (inverse of `document` and `arrays`)."""
+        """Rebuild a study from its saved JSON document and arrays."""
         rows = dict(arrays)
         return cls(
             sizes=parse_sizes(document["n"]),
@@ -178,14 +177,14 @@ class StudyResult(Result):
 
     @classmethod
     def load(cls, run: Run) -> StudyResult:
-        """Read a study back from a run folder."""
+        """Read a saved study from a run folder."""
         return cls.stored(run.document, run.arrays())
 
     def __repr__(self) -> str:
         return f"<StudyResult: {self.measure}, {span(self)}, {self.replicates} replicates>"
 
     def view(self) -> View:
-        """Page of the study: error curves, fitted and asymptotic rates, local slopes, and tokens for an error."""
+        """HTML page of the study: error curves, fitted rates, local slopes, and tokens needed for a given error."""
         horizon, one_sided, coupling = (short(self.theory[name]) for name in REACH)
         reach = f"Horizon {horizon}, one-sided {one_sided}, coupling {coupling}"
         columns = [cells(curve.error, curve.stderr) for curve in self.errors.values()]
@@ -211,7 +210,7 @@ class StudyResult(Result):
         )
 
     def figures(self) -> list[Figure]:
-        """Figure of the error curves with 95% bars, fitted power laws and predictions, as a list."""
+        """List of the study's one figure: error curves with 95% bars, fitted power laws and predictions."""
         return [_errors_figure(self)]
 
 
@@ -279,7 +278,7 @@ def span(study: StudyResult) -> str:
 
 
 def trust(studies: Sequence[StudyResult], interrupted: bool) -> list[str]:
-    """Sentences for the page on how far to trust the studies: numerical floor, interrupts and caveats."""
+    """Sentences for the HTML page on rounding errors, interruption and other caveats of these studies."""
     last, sentences = studies[-1], []
     if last.floor.any():
         floor, smallest = short(float(last.floor.max())), short(_smallest_error(last))

@@ -1,4 +1,4 @@
-"""`sweep`: a study for each horizon of the head, or for each radius of compactly supported tokens."""
+"""`sweep`: repeat a study for several horizons (strengths of the scores), or for several radii of bounded tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ GROWING = ("uniform", "mean", "covariance")  # errors whose constants a sweep of
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Sweep(Result):
-    """Result of `sweep`: one study for each value of the swept parameter, horizon or radius, which `kind` names."""
+    """Result of `sweep`: one study for each value of the horizon or of the radius."""
 
     values: tuple[float, ...]
     curves: tuple[StudyResult, ...]
@@ -41,24 +41,24 @@ class _Sweep(Result):
         return tuple(dict.fromkeys(warning for curve in self.curves for warning in curve.warnings))
 
     def document(self) -> dict[str, Any]:
-        """JSON document of the sweep: values of the parameter and the document of every study."""
+        """JSON document of the sweep: values of the horizon or radius, and the document of every study."""
         studies = [curve.document() for curve in self.curves]
         return {self.kind: list(self.values), "studies": studies, "interrupted": self.interrupted}
 
     def arrays(self) -> dict[str, Array]:
-        """Arrays of every study by name, to be saved; names are prefixed by the index of the study."""
+        """Arrays of all studies by name, to be saved; names start with the index of the study."""
         return {f"{k}.{name}": array for k, curve in enumerate(self.curves) for name, array in curve.arrays().items()}
 
     @classmethod
     def load(cls, run: Run) -> Self:
-        """Read a sweep back from a run folder."""
+        """Read a saved sweep from a run folder."""
         arrays = run.arrays()
         curves = [StudyResult.stored(study, under(f"{k}.", arrays)) for k, study in enumerate(run.document["studies"])]
         return cls(tuple(run.document[cls.kind]), tuple(curves), run.document["interrupted"])
 
 
 class HorizonSweep(_Sweep):
-    """Result of a sweep of the head's horizon: one study for each horizon in `values`."""
+    """Result of `sweep` over horizons: one study for each horizon (strength of the head's scores) in `values`."""
 
     kind, file = "horizons", "curve"
 
@@ -69,14 +69,14 @@ class HorizonSweep(_Sweep):
         return pd.concat(parts, ignore_index=True)
 
     def slopes(self, name: str) -> tuple[Array, Array]:
-        """Fitted rate of the error `name` and its standard error at each horizon; NaN where no rate could be fitted."""
+        """Fitted rates of the error `name` and standard errors, one per horizon (score strength); NaN without a fit."""
         fitted = [curve.rate(name) for curve in self.curves]
         pairs = [(np.nan, np.nan) if rate is None else (rate.slope, rate.stderr) for rate in fitted]
         value, stderr = np.transpose(pairs)
         return value, stderr
 
     def view(self) -> View:
-        """Page of the sweep: fitted rates of the errors against the horizon, with the rates of theory."""
+        """HTML page: fitted rates of the errors against the horizon (score strength), with the rates of theory."""
         first, count = self.curves[0], plural(len(self.values), "horizon")
         slopes = [cells(*self.slopes(name)) for name in FITTED]
         asymptotic = {name: [curve.asymptotic[name] for curve in self.curves] for name in ("mean", "output")}
@@ -129,28 +129,28 @@ class HorizonSweep(_Sweep):
 
 @dataclass(frozen=True)
 class Growth:
-    """Growth of the constant C of C/√n with the radius R of the tokens: ln C = a + b R against ln C = a + p ln R."""
+    """How the constant C of an error C/√n grows with the radius R of the tokens: like e^{bR} or like R^p."""
 
     law: str  # the growth that fits better: exponential or polynomial
-    exponential_rate: float
-    polynomial_degree: float
+    exponential_rate: float  # b
+    polynomial_degree: float  # p
     evidence: float  # AIC(polynomial) − AIC(exponential), with as many parameters: positive favours exponential
 
 
 class RadiusSweep(_Sweep):
-    """Result of a sweep of the tokens' radius: constants √n · error of the uniform and moment errors at each radius."""
+    """Result of `sweep` over radii: how the errors grow as tokens are scaled to larger radii."""
 
     kind, file = "radii", "constants"
 
     def constants(self, name: str) -> tuple[Array, Array]:
-        """Constants √n · error of the error `name` at the largest size n, and standard errors, for each radius."""
+        """√n times the error `name` at the largest n, and its standard error, for each radius."""
         curves = [study.errors[name] for study in self.curves]
         last = [(curve.error[-1], curve.stderr[-1]) for curve in curves]
         value, stderr = np.sqrt(self.curves[0].sizes[-1]) * np.transpose(last)
         return value, stderr
 
     def growth(self, name: str) -> Growth | None:
-        """Fitted growth with the radius of the constant of the error `name`; None for fewer than 3 radii."""
+        """Fit of how √n times the error `name` grows with the radius; None for fewer than 3 radii."""
         if len(self.values) < FEWEST_RADII:
             return None
         value, stderr = self.constants(name)
@@ -165,13 +165,13 @@ class RadiusSweep(_Sweep):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table of the constants √n · error, one row per error and radius: error, radius, constant, stderr."""
+        """Table with one row per error and radius: √n times the error at the largest n, and its standard error."""
         columns = {name: (self.values, *self.constants(name)) for name in GROWING}
         rows = [(name, *row) for name, column in columns.items() for row in zip(*column, strict=True)]
         return pd.DataFrame(rows, columns=["error", "radius", "constant", "stderr"])
 
     def document(self) -> dict[str, Any]:
-        """JSON document of the sweep: radii, studies, and the constants √n · error with their growth in the radius."""
+        """JSON document of the sweep: radii, studies, and √n times the errors with their growth in the radius."""
         return {
             **super().document(),
             "n": self.curves[0].sizes[-1],
@@ -180,7 +180,7 @@ class RadiusSweep(_Sweep):
         }
 
     def view(self) -> View:
-        """Page of the sweep: growth with the radius of the constants of the uniform and moment errors."""
+        """HTML page: growth of the errors with the radius of the tokens."""
         first, last = self.curves[0], f"n = {self.curves[0].sizes[-1]:,}"
         constants = {name: self.constants(name) for name in GROWING}
         grown = {name: growth for name in GROWING if (growth := self.growth(name)) is not None}
@@ -222,15 +222,12 @@ def sweep(
     sizes: str | Sequence[int] = "1000:30000:12", replicates: int = 200, queries: int | None = None,
     radius: float | None = None, yes: bool = False, progress: Progress | None = None, seed: int = 0, **options: Any,
 ) -> HorizonSweep | RadiusSweep:  # fmt: skip
-    """Run a study for each horizon of a designed head, or for each radius to which compact tokens are scaled.
+    """Run a study for each horizon (strength of the head's scores), or for each radius of bounded tokens.
 
-    Give exactly one of `horizons` and `radii`. `spectrum` is that of the designed head. With horizons, `radius` adds
-    the uniform error (maximum over the ball of queries of this radius). With radii R all studies share one head:
-    `head`, or one designed for this `horizon` over the law as given. Scores then grow like R², and the uniform error
-    over |x| ≤ R is measured as well as the errors of the moments. The bound of the uniform error grows exponentially
-    with the scores, since the ball holds queries with few tokens near them; errors of the moments average over queries
-    that are tokens, and grow like a power of R. In low dimension the uniform error too ends up growing like a power,
-    once tilted laws concentrate on small caps. The other options are those of `study`.
+    Give exactly one of `horizons` and `radii`. For each horizon H = ‖Σ^{1/2} A Σ^{1/2}‖ a head with this `spectrum` is
+    designed, and a `radius` adds the uniform error, the largest over queries in the ball of this radius. For each of
+    the radii R the tokens are scaled to radius R, and the uniform error over |x| ≤ R is measured too. All radii share
+    one head: `head`, or one designed for `horizon` over the tokens before scaling. Other options are those of `study`.
 
     >>> law = ll.Gaussian(0.0, 1.0)
     >>> ll.sweep(law, horizons=[0.5, 1.5], sizes=[50, 200, 800], replicates=12, queries=32)
@@ -267,7 +264,7 @@ def sweep(
 def _run_each(
     values: Sequence[float], studies: Sequence[Callable[..., StudyResult]], progress: Progress | None
 ) -> tuple[tuple[float, ...], tuple[StudyResult, ...], bool]:
-    """Run the studies in turn: swept values and results of the finished ones, and whether an interrupt ended early."""
+    """Run the studies in turn; returns finished values and results, and whether an interrupt ended the sweep early."""
     report = progress or (lambda done, total: None)
     curves: list[StudyResult] = []
     try:

@@ -1,4 +1,4 @@
-"""Predictions of the theory as a result with tables, figures and a page: the output of `limitlens theory`."""
+"""The result of `limitlens theory`: predictions made without sampling, as tables, figures and an HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from limitlens.report.view import SHADES, Axis, Cell, Figure, Section, Table, Vi
 from limitlens.results import Result
 from limitlens.theory._summary import summary
 
-# Parts of the document that are shown as tables: title, then the columns by their keys.
+# Predictions that are shown as tables: title, then the columns by their keys.
 _VALUE = {"predicted": "predicted", "status": "status"}
 PARTS = {
     "rates": ("Rates β of n^(−β)", _VALUE | {"formula": "formula", "note": "error it describes"}),
@@ -34,14 +34,14 @@ QUERY_COLUMNS = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TheoryReport(Result):
-    """Result of `theory_report`: the predictions of `theory.summary`, with tables, figures, a page and a run folder."""
+    """Result of `theory_report`: the predictions of `theory.summary`, which can be shown and saved."""
 
     predicted: Mapping[str, Any]  # all predictions as nested mappings by name (`theory.Summary.predicted`)
     kind = "theory"
 
     @classmethod
     def load(cls, run: Run) -> TheoryReport:
-        """Read a report of predictions back from a run folder."""
+        """Read saved predictions from a run folder."""
         return cls(run.document)
 
     def document(self) -> dict[str, Any]:
@@ -50,28 +50,28 @@ class TheoryReport(Result):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """Sentences on why the predicted slopes at this n are not yet the asymptotic rates."""
+        """Reasons why the predicted slopes at this n are not yet the asymptotic rates, one sentence each."""
         return list(self.predicted["warnings"])
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table of the predicted rates of convergence, one row per rate with formula and status."""
+        """Table of the predicted rates of convergence: one row per rate, with formula and status."""
         return pd.DataFrame([{"rate": name, **rate} for name, rate in self.predicted["rates"].items()])
 
     @property
     def curves(self) -> dict[str, Any]:
-        """Sizes under "n", then the predicted errors at these sizes by name; empty for laws without a prediction."""
+        """Predicted errors by name, at the sizes under "n"; empty for token distributions without a prediction."""
         found = self.predicted.get("curve", {})
         parts = {name: part["predicted"] for name, part in found.items() if name != "n"}
         known = {name: curve for name, curve in parts.items() if curve is not None}
         return {"n": found["n"], **known} if known else {}
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Table of the predicted rates, and one of the predicted error curves if there are any, by file name."""
+        """Tables by file name: predicted rates, and predicted errors against n if there are any."""
         return {"rates": self.table, **({"curve": pd.DataFrame(self.curves)} if self.curves else {})}
 
     def view(self) -> View:
-        """View of all predictions as tables; the page has the figures too."""
+        """Tables of all predictions; on the HTML page also figures."""
         inputs, numbers = self.predicted["inputs"], self.predicted["theory"]
         reach = (
             f"horizon {short(numbers['horizon'], 4)}, one-sided {short(numbers['horizon_one_sided'], 4)}, "
@@ -139,7 +139,7 @@ class TheoryReport(Result):
 
 
 def theory_report(measure: TokenLaw, head: Any, n: float, **options: Any) -> TheoryReport:
-    """Compute all predictions for attention over n tokens of a law, as a result with tables, figures and a page.
+    """Predict the error of attention over n tokens of a distribution, as a result with tables and an HTML page.
 
     Arguments and `options` (sizes, radius, error, mask_self) are those of `theory.summary`.
 

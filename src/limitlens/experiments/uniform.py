@@ -1,14 +1,7 @@
-"""The uniform error, sup over queries |x| ≤ R of |Γ_n(x) − Γ(x)|, by gradient ascent from many starts.
+"""The uniform error: the largest |Γ_n(x) − Γ(x)| over queries |x| ≤ R, found by gradient ascent from many starts.
 
-Γ_n is the head's output over n tokens, Γ the limit. Both are gradients: with K_n the empirical cumulant function and
-δ(t) = ∇K_n(t) − ∇K(t), the error is |V δ(A x)|. The gradient in t of half the squared error is ∇²(K_n − K)(t) u with
-u = VᵀVδ, the derivative of δ along u. Two more evaluations of δ give this gradient, so the ascent needs only attention,
-streams its tokens, and works for every law.
-
-The ascent starts where the error is largest among many candidates. The useful candidates aim at tokens far out: the
-query x = R Aᵀ(X − m)/|Aᵀ(X − m)| gives the token X the largest weight. The result is a lower bound of the supremum.
-The candidates form two halves, and the shortfall of one half against both is measured; as the expected maximum is
-concave in the number of candidates, twice as many would add at most twice this shortfall.
+Γ_n is the output over n tokens and Γ the infinite-token limit. The error at x is |V δ(A x)|, with δ = ∇K_n − ∇K and
+K_n, K the cumulant generating functions of sample and law. The maximum found is a lower bound of the supremum.
 """
 
 import numpy as np
@@ -27,17 +20,14 @@ AIMED = 1 / 3  # share of the candidates that aim at the farthest tokens
 
 
 def missed_note(missed: Array) -> str:
-    """Sentence on how far the search for the largest error may fall short, from `missed` (replicates, sizes)."""
+    """Sentence on how far the largest error found may fall short, from the shares missed (replicates, sizes)."""
     last = 100 * missed[:, -1]
     less = f"{last.mean():.2g}% ± {last.std() / np.sqrt(len(last)):.1g}%"
     return f"The uniform error is the largest found, a lower bound: with half of the starts it would be {less} lower."
 
 
 def uniform_errors(reference: Reference, cells: Cells, replicates: range, radius: float) -> tuple[Array, Array]:
-    """Largest error over queries in the ball of this radius, in float64, and share missed: (replicates, sizes) each.
-
-    The share missed with half of the starts is 1 − (mean over the two halves of the largest error in a half)/largest.
-    """
+    """Largest error over queries in a ball, and the share that half of the starts would miss: (replicates, sizes)."""
     ascent = _Ascent(reference, replicates, radius)
     previous, largest, missed = np.empty((len(replicates), 0, reference.head.dim)), [], []
     for size in cells.sizes:
@@ -51,16 +41,16 @@ def uniform_errors(reference: Reference, cells: Cells, replicates: range, radius
 
 
 class _Ascent:
-    """Projected gradient ascent of the error in the query, for r replicates and s starts at once: queries (r, s, d)."""
+    """Gradient ascent of the error over queries in a ball, for r replicates and s starts at once: (r, s, d)."""
 
     def __init__(self, reference: Reference, replicates: range, radius: float) -> None:
         self.measure, self.head, self.stream = reference.measure, reference.head, reference.stream
         self.replicates, self.radius = replicates, radius
-        # One generator for each replicate, so that its starts do not depend on the other replicates of the group.
+        # One generator for each replicate, so that its starts do not depend on other replicates.
         self.generators = [np.random.default_rng(np.random.SeedSequence([r, 0xA5CE])) for r in replicates]
 
     def halves(self, size: int) -> tuple[Array, Array]:
-        """Two independent sets of starting queries (r, STARTS, d): the candidates of largest error in each half."""
+        """Two independent sets of starting queries (r, STARTS, d), each the candidates of largest error among many."""
         aimed = self._aimed(size, 2 * int(AIMED * CANDIDATES))
         first, second = (self._best(np.concatenate((self._spread(), aimed[:, half::2]), 1), size) for half in (0, 1))
         return first, second
@@ -70,7 +60,7 @@ class _Ascent:
         return np.take_along_axis(candidates, np.argsort(-error, axis=1)[:, :STARTS, None], 1)
 
     def _spread(self) -> Array:
-        """Random candidate queries in the ball (r, count, d), half of them on its surface, where tilts are largest."""
+        """Random candidate queries in the ball (r, count, d), half of them on its surface."""
         count = CANDIDATES - int(AIMED * CANDIDATES)
         direction = np.stack([rng.standard_normal((count, self.head.dim)) for rng in self.generators])
         direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
@@ -79,7 +69,7 @@ class _Ascent:
         return np.asarray(self.radius * distance * direction)
 
     def _aimed(self, size: int, count: int) -> Array:
-        """Candidate queries aimed at the `count` tokens with the longest keys among `size`: (r, at most count, d)."""
+        """Candidate queries R u/|u| for the longest u = Aᵀ(X − E X) over the first `size` tokens X: (r, ≤ count, d)."""
         queries = np.empty((len(self.replicates), 0, self.head.dim))
         for _, start, stop in Cells((size,)).blocks(PAGE):
             tokens = self.stream.draw(self.replicates, start, stop).cpu().numpy() - self.measure.mean
@@ -91,10 +81,7 @@ class _Ascent:
         return np.asarray(self.radius * queries / np.maximum(lengths, 1e-300))
 
     def climb(self, x: Array, size: int) -> tuple[Array, Array]:
-        """Ascend from starting queries x (r, s, d) to local maxima of the error over `size` tokens; errors are (r, s).
-
-        A step that lowers the error is undone and halved; one that raises it is lengthened.
-        """
+        """Move queries x (r, s, d) to local maxima of the error over `size` tokens; also returns the errors (r, s)."""
         delta = self._delta(self.head.tilts(x), size)
         error = self._norm(delta)
         length = np.full(error.shape, self.radius / 4)
@@ -114,7 +101,7 @@ class _Ascent:
         return x, error
 
     def _gradient(self, x: Array, delta: Array, size: int) -> Array:
-        """Gradient in queries x of half the squared error |Vδ|², by a central difference of `delta` along u = VᵀVδ."""
+        """Gradient of |Vδ|²/2 in the queries x, by a central difference of δ = `delta` along u = VᵀVδ."""
         along = delta @ self.head.V.T @ self.head.V
         norm = np.linalg.norm(along, axis=-1, keepdims=True)
         unit = np.divide(along, norm, out=np.zeros_like(along), where=norm > 0)
@@ -130,7 +117,7 @@ class _Ascent:
         return np.asarray(np.linalg.norm(delta @ self.head.V.T, axis=-1))
 
     def _delta(self, tilts: Array, size: int) -> Array:
-        """Error δ = ∇K_n − ∇K of the mean token at tilts (r, s, d), over the first `size` tokens of each replicate."""
+        """Error ∇K_n(t) − ∇K(t) of the mean token weighted by exp<t, X>, t in `tilts` (r, s, d), over `size` tokens."""
         query = torch.from_numpy(np.ascontiguousarray(tilts))
         state = State.empty(tuple(query.shape[:1]), query.shape[1], self.head.dim)
         for _, start, stop in Cells((size,)).blocks(PAGE):

@@ -1,10 +1,7 @@
-"""Simulation of attention from one query over any number n of keys, of which only the nearest are drawn.
+"""Simulation of one query's softmax weights over any number of keys, by drawing only the keys nearest to it.
 
-The rescaled gaps x_1 < x_2 < … between the query and n keys, x = β(1 − <q, k>), are Λ^{−1} of ordered uniform numbers
-(times n). Ordered uniform numbers are normalised partial sums of exponential ones (Rényi), which can be drawn from the
-smallest on without drawing the others. The limit n → ∞ uses Λ^{−1} of the partial sums themselves. Given the last drawn
-key, the keys beyond it are independent of the drawn ones; their total weight is approximated by its conditional mean
-plus a Gaussian fluctuation with the exact covariance, whose size is `WeightSample.remainder`.
+Rescaled gaps x = β(1 − <q, k>) are drawn in increasing order, from ordered uniform numbers (Rényi). The total weight of
+all other keys is approximated by its mean plus Gaussian noise.
 """
 
 import math
@@ -30,14 +27,14 @@ check_replicates = partial(check_number, "replicates", expected="at least 2, to 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity with its predicted and its measured value; an unknown one is None (predicted) or NaN (measured)."""
+    """A quantity with its predicted and measured values; a prediction is None, and a measurement NaN, if unknown."""
 
     predicted: float | None = None
     status: Status | None = None
     predicted_stderr: float | None = None  # where the prediction is a simulation of the limit
     exact: float | None = None  # exact expectation at finite n, where `predicted` is the one in the scaling limit
     asymptotic: float | None = None  # formula for large β
-    averaging: float | None = None  # formula for many keys that share the mass
+    averaging: float | None = None  # formula for many keys that share the weight
     measured: Estimate = UNKNOWN  # JSON: `measured`, `stderr` and `interval`
     quantile_in_limit: float | None = None  # share of samples of the scaling limit below `measured`
 
@@ -46,14 +43,14 @@ verified = partial(Quantity, status=Status.VERIFIED)
 
 
 def sampled(values: Array, **known: Any) -> Quantity:
-    """Verified quantity, measured as the mean of independent `values` with a standard error; unknown if one is NaN."""
+    """Quantity measured as the mean of independent `values`, with standard error; not measured if one is NaN."""
     if np.isnan(values).any():
         return verified(**known)
     return verified(measured=Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(values.size))), **known)
 
 
 def check_count(n: float) -> int:
-    """Check that the number of keys `n`, which may be a float such as 1e10, is whole, and return it as an int."""
+    """Return a number of keys such as 1e10 as an int; raise an `InputError` if it is not whole."""
     if not float(n).is_integer():
         raise InputError(f"n is {n:g}; expected a whole number of keys")
     return int(n)
@@ -61,22 +58,22 @@ def check_count(n: float) -> int:
 
 @dataclass(frozen=True)
 class WeightSample:
-    """Statistics of the softmax weights and output of one query in independent replicates; arrays are (replicates,)."""
+    """Statistics of one query's softmax weights and output, with one value per simulated set of keys: (replicates,)."""
 
     top: Array  # the largest weight w₁
     participation: Array  # Σ w²
     entropy: Array  # −Σ w log w
-    keys90: Array  # number of nearest keys that hold 90% of the mass; NaN where it exceeds the number drawn
+    keys90: Array  # number of nearest keys that hold 90% of the weight; NaN where it exceeds the number drawn
     gap: Array  # Σ w x = β(1 − <q, Γ>), the output along the query
     tangential: Array  # √β times an output coordinate orthogonal to q; NaN if keys are not uniform around q
     nearest: Array  # x_1, the rescaled gap of the nearest key
-    remainder: Array  # standard deviation of the approximated mass over the total mass; 0 where every key is drawn
+    remainder: Array  # standard deviation of the approximated weight over the total; 0 where every key is drawn
 
 
 def measure_weights(
     law: GapLaw, n: int, beta: float, replicates: int, rng: np.random.Generator
 ) -> tuple[WeightSample, str]:
-    """Simulate the softmax weights of a query over n keys; also "direct" (all keys drawn) or "nearest keys"."""
+    """Simulate one query's softmax weights over n keys, and name the method: "direct" (all keys) or "nearest keys"."""
     check_replicates(replicates)
     if isinstance(law, PowerGap) and law.power == 0 and float(n) * law.dim * replicates <= _MOST_NUMBERS:
         return sample_direct(law.dim, int(n), beta, replicates, rng), "direct"
@@ -86,9 +83,9 @@ def measure_weights(
 def sample_weights(
     points: Points, replicates: int, rng: np.random.Generator, tangent_dim: int | None = None
 ) -> WeightSample:
-    """Simulate attention of one query over n keys of a law (`KeyPoints`) or in the scaling limit (`PoissonPoints`).
+    """Simulate one query's softmax weights over n keys (`KeyPoints`) or in the limit of many keys (`PoissonPoints`).
 
-    `tangent_dim` is the dimension of the directions around the query, for laws that are uniform over them.
+    `tangent_dim`, the number of directions orthogonal to the query, is None if keys are not uniform over them.
     """
     drawn, parts = _keys_to_draw(points), []
     for count in _chunks(replicates, drawn):
@@ -102,7 +99,7 @@ def sample_weights(
 
 
 def sample_ordered(points: Points, ranks: int, replicates: int, rng: np.random.Generator) -> Array:
-    """Draw the `ranks` largest softmax weights w₁ ≥ w₂ ≥ … of one query over the keys `points`: (replicates, ranks)."""
+    """Simulate the largest softmax weights of one query, in decreasing order: (replicates, ranks)."""
     if not 1 <= ranks <= min(points.total, MOST_DRAWN):
         raise InputError(f"ranks is {ranks}; expected between 1 and {min(points.total, MOST_DRAWN):g}")
     drawn = max(ranks, _keys_to_draw(points))
@@ -111,7 +108,7 @@ def sample_ordered(points: Points, ranks: int, replicates: int, rng: np.random.G
 
 
 def sample_direct(dim: int, n: int, beta: float, replicates: int, rng: np.random.Generator) -> WeightSample:
-    """Simulate softmax(β K q)ᵀ K over n keys K (n, d), uniform on S^{d−1}, by brute force: every key is drawn."""
+    """Simulate one query's attention over n keys, uniform on the unit sphere S^{dim−1}, by drawing every key."""
     check_dim(dim)
     check_keys(n)
     check_beta(beta)
@@ -130,14 +127,14 @@ def sample_direct(dim: int, n: int, beta: float, replicates: int, rng: np.random
 
 
 def _chunks(replicates: int, drawn: int) -> list[int]:
-    """Numbers of replicates to simulate at a time, each with `drawn` keys, so that memory is bounded."""
+    """Split `replicates` into groups that fit in memory, with `drawn` keys per replicate."""
     check_replicates(replicates)
     step = max(1, _CHUNK // drawn)
     return [min(step, replicates - start) for start in range(0, replicates, step)]
 
 
 def _keys_to_draw(points: Points) -> int:
-    """Number of nearest keys to draw: all of few, else those whose softmax weight matters, at most `MOST_DRAWN`."""
+    """Number of nearest keys to draw one by one: all if there are few, else those whose softmax weight matters."""
     if points.total <= MOST_DRAWN:
         return int(points.total)
     farthest = float(points.reach(20.0)) + negligible_beyond(points.a) / 2
@@ -146,7 +143,7 @@ def _keys_to_draw(points: Points) -> int:
 
 
 def _draw(points: Points, replicates: int, drawn: int, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
-    """Draw gaps x = β(1 − <q, k>) of nearest keys (replicates, drawn): x, e^{x_1 − x}, sums over other keys, 1/w₁."""
+    """Draw the nearest keys: gaps x and weights e^{x_1 − x} (replicates, drawn), `_rest` of other keys, and 1/w₁."""
     count = np.cumsum(rng.standard_exponential((replicates, drawn)), axis=1)
     if math.isfinite(points.total):
         beyond = rng.standard_gamma(points.total + 1 - drawn, replicates)
@@ -158,10 +155,10 @@ def _draw(points: Points, replicates: int, drawn: int, rng: np.random.Generator)
 
 
 def _summary(x: Array, weight: Array, rest: Array, across: Array, noise: Array) -> Array:
-    """Fields of `WeightSample` (8, replicates), from gaps x and weights e^{x_1 − x} of drawn keys (replicates, drawn).
+    """Compute the fields of `WeightSample`, (8, replicates), from the drawn keys and sums over the others.
 
-    `rest` (5, replicates) are sums over the keys not drawn (`_rest`); `across` is √β times a coordinate of each drawn
-    key orthogonal to the query, and `noise` the part of the keys not drawn in the weighted sum of this coordinate.
+    A drawn key has a rescaled gap x, a weight e^{x_1 − x}, and a coordinate `across` orthogonal to the query. The
+    others enter by `rest` (5, replicates), see `_rest`, and by `noise`, their part of the weighted sum of `across`.
     """
     mass, moment, square, _, deviation = rest
     total = weight.sum(axis=1) + mass
@@ -175,7 +172,10 @@ def _summary(x: Array, weight: Array, rest: Array, across: Array, noise: Array) 
 
 
 def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: np.random.Generator) -> Array:
-    """Sums of e = e^{x_1 − x}, ex, e², e²ρ² over keys not drawn (gaps x > `last`), deviation of Σe: (5, replicates)."""
+    """Approximate sums over the keys not drawn, whose rescaled gaps x exceed `last`: (5, replicates).
+
+    With e = e^{x_1 − x} they are Σe, Σex, Σe², Σe²ρ² (ρ: rescaled distance from the query's axis), and deviation of Σe.
+    """
     left = points.total - drawn
     if left <= 0:
         return np.zeros((5, last.size))

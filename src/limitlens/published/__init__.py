@@ -1,1 +1,1 @@
-"""Published experiments by name, with their parameters and claims, and our own numbers (`limitlens.reproduce`)."""
+"""Published experiments by name, with their parameters and claims, which `limitlens.reproduce` runs again."""

@@ -1,8 +1,4 @@
-"""Catalogue of published experiments (catalogue.json): parameters, claims, and where the paper states each claim.
-
-A claim is a number or a bound that a paper proves, prints or draws. Values that only a figure shows are not read off
-the figure: a claim from a figure has no number, and says so.
-"""
+"""Catalogue of published experiments (catalogue.json): their parameters, and the numbers that papers claim."""
 
 import json
 import math
@@ -21,7 +17,7 @@ AGREE_STDERRS = 3.0  # standard errors within which two numbers agree, since a p
 
 @dataclass(frozen=True)
 class Number:
-    """A number that a reproduced experiment measured, with the published values of the same quantity."""
+    """A number that we measured in a published experiment, with the published value of the same quantity."""
 
     value: Estimate  # the standard error of an exact number is NaN
     published: float | None = None  # published formula at the parameters of this run
@@ -30,18 +26,18 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """Statement of a paper about one number: published value or bound, place in the paper, and test of agreement."""
+    """What a paper says about one number: the published value or bound, and how to test whether ours agrees."""
 
     says: str  # description of the number
     where: str  # place of the published number in the paper, or that there is none
-    published: float | None = None  # None if there is none, or if the run computes it from a formula
+    published: float | None = None  # None if only a figure shows it, or if the run computes it from a formula
     test: Literal["equal", "at least", "at most", "below"] = "equal"  # below: by more than the standard errors
     within: float = 0.0  # relative difference that is allowed in addition to the standard error, and reported
     why: str = ""  # reason why ours differs
     setting: str = ""  # setting that the claim is about, where this run has another model or text
 
     def verdict(self, number: Number) -> tuple[float | None, str]:
-        """Published value to compare our `number` with, and the verdict in words: agrees, differs or not comparable."""
+        """Published value, and in words whether our `number` agrees with it."""
         theirs = self.published if number.published is None else number.published
         if theirs is None or not number.value.known:
             return theirs, "no number to compare" if theirs is None else "not known at these sizes"
@@ -61,7 +57,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published experiment: its paper, parameters in the paper and in this library, figure, and claims by name."""
+    """A published experiment: its paper, its parameters there and in this library, its figure and its claims."""
 
     title: str
     shows: str  # subject of the experiment, in one sentence
@@ -78,13 +74,13 @@ class Experiment:
 
 @cache
 def catalogue() -> dict[str, Experiment]:
-    """Every published experiment of catalogue.json, by name."""
+    """All published experiments of catalogue.json, by name."""
     text = (resources.files("limitlens.published") / "catalogue.json").read_text(encoding="utf-8")
     return {name: from_json(Experiment, entry) for name, entry in json.loads(text).items()}
 
 
 def named(name: str) -> Experiment:
-    """Published experiment with this name; an `InputError` lists the names if there is none."""
+    """The published experiment of this name; raises an `InputError` if there is none."""
     if name not in catalogue():
         raise InputError(f"there is no experiment {name!r}; expected one of {', '.join(catalogue())}")
     return catalogue()[name]

@@ -1,4 +1,4 @@
-"""Published experiments on heads of an encoder: rates against horizons, windows with random tokens, score factors."""
+"""Published experiments on the attention heads of a text encoder such as BERT."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ MAX_RATE_STDERR = 0.1  # a rate with a larger standard error is dropped
 def bert_layers(
     work: Work, *, model: str | LoadedModel, corpus: str, tokens: int, protocol: Mapping[str, Any], **options: Any
 ) -> None:  # fmt: skip
-    """Measure the rates of the mean and covariance of every head's outputs, against the horizon of the head."""
+    """Measure how fast mean and covariance of each head's outputs converge, against its horizon (score strength)."""
     loaded, windows = _open(model, corpus, tokens, options["window"])
     run = work.whole(probe(loaded, corpus, windows.tokens, seed=work.seed, progress=work.progress, **options))
     horizons = np.array([head.horizon for head in run.records])
@@ -63,10 +63,10 @@ def window_random(
     work: Work, *, model: str | LoadedModel, corpus: str, window: int, windows: int, halves: str, random: int,
     documents: int, draws: int,
 ) -> None:  # fmt: skip
-    """Measure errors of output moments over a mid-text window plus random tokens, and over random tokens alone.
+    """Measure the errors of attention over a window of text plus random tokens, and over random tokens alone.
 
-    For each h in `halves`, the 2h + 1 tokens around the middle of a text and `random` others attend to each other; so
-    do as many random tokens. Errors are relative to the moments over the whole text, and averaged over `draws` draws.
+    The window has the 2h + 1 tokens around the middle of a text, h in `halves`; `random` tokens are added. Errors are
+    those of the outputs' mean and covariance, relative to attention over the whole text, averaged over `draws` draws.
     """
     length = window * windows
     loaded, read = _open(model, corpus, documents * length, window, least=3 * windows)
@@ -103,7 +103,7 @@ def horizon_ablation(
     work: Work, *, law_factors: str, law_sizes: str, law_replicates: int, factors: str, model: str | LoadedModel,
     corpus: str, tokens: int, **options: Any,
 ) -> None:  # fmt: skip
-    """Measure error rates with scores multiplied by factors α, for Gaussian tokens in d = 1 and for a model's heads."""
+    """Measure convergence rates with scores multiplied by factors α, for scalar Gaussian tokens and for real heads."""
     fine = np.array(parse_grid(law_factors, "law_factors"))
     lines = [softmax_errors(factor, parse_sizes(law_sizes), law_replicates, work.seed) for factor in fine]
     _follow(work, "law_mean", "Gaussian tokens, mean", fine, np.transpose(_rates(lines)), rate_sharp(fine[-1]))
@@ -154,11 +154,8 @@ def downstream(
 
 
 def _follow(work: Work, key: str, label: str, factors: Array, found: Array, published: float | None = None) -> None:
-    """Add fitted rates β against score factors α to the figure; store the last β, and p of the fit 1/β − 1 ∝ α^{2p}.
-
-    p is 1 if β = 1/(1 + (αH)²), H the horizon. `found` (factors, 2) holds rates and standard errors, by `factors` α.
-    """
-    slope, bars = found.T
+    """Plot rates β against score factors α; store the last β, and p fitted to 1/β − 1 ∝ α^{2p} (in theory 1)."""
+    slope, bars = found.T  # rates and standard errors at the factors α
     p = UNKNOWN
     work.draw(label, factors**2, slope, bars)
     use = (slope < 0.45) & (slope > 3 * bars)
@@ -173,7 +170,7 @@ def _follow(work: Work, key: str, label: str, factors: Array, found: Array, publ
 def _open(
     model: str | LoadedModel, corpus: str, tokens: int, window: int | None, least: int = 8
 ) -> tuple[LoadedModel, Windows]:  # fmt: skip
-    """Load the model, and cut up to `tokens` tokens of the corpus into windows, of which there must be `least`."""
+    """Load the model and cut up to `tokens` tokens of the corpus into windows; an error if fewer than `least`."""
     loaded, found = open_windows(model, corpus, tokens, window=window, special="auto", device="auto", fewer=True)
     if found.count < least:
         given = f"the corpus {corpus!r} holds {found.count} windows of {found.length} tokens"
@@ -208,10 +205,11 @@ def _projected(call: Captured) -> Projected:
 
 
 def _as_published(work: Work, loaded: LoadedModel, windows: Windows, sizes: str, replicates: int) -> Array:
-    """Measure every layer over one window with the protocol of the paper's released code: array (6, layers).
+    """Measure every layer over one window of text by the protocol of the paper's released code: array (6, layers).
 
-    Rows: horizon of all heads without 1/√k; rates of mean and covariance with float16 sums; relative change by float16
-    of the mean's error in one sample; standard error of the mean's rate by bootstrap, and by the released code's fit.
+    Rows 0 to 2 are the horizon (score strength) without 1/√k, and the rates of the outputs' mean and covariance in
+    float16. Row 3 is the relative change of the mean's error by float16. Rows 4 and 5 are the standard error of the
+    mean's rate, by bootstrap and by the released fit.
     """
     generator = torch.Generator().manual_seed(work.seed)
     counts = parse_sizes(sizes)

@@ -1,4 +1,4 @@
-"""Published experiments on laws of tokens: Gaussian tokens and the sphere under random projections, and hardmax."""
+"""Published experiments on random tokens: Gaussian tokens, tokens on a sphere, and argmax in place of softmax."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ from limitlens.theory.rates import rate_drawn, rate_sharp
 def gaussian_horizon(
     work: Work, *, dim: int, variance: float, scales: str, sizes: str, replicates: int, protocol: Mapping[str, Any]
 ) -> None:
-    """Measure rates of the outputs' mean and covariance for Gaussian tokens, against the horizon of random heads."""
+    """Measure how fast outputs converge with n for Gaussian tokens, against the horizon (strength) of the scores."""
     Wq, Wk, Wv = (part / np.sqrt(dim) for part in _projections(dim, work.seed))
     factors = np.sqrt(parse_grid(scales, "scales"))
     heads = [Head.from_projections(factor * Wq, factor * Wk, Wv) for factor in factors]
@@ -34,14 +34,14 @@ def gaussian_horizon(
 
 
 def sphere_d50(work: Work, *, dim: int, scales: str, sizes: str, replicates: int, queries: int) -> None:
-    """Measure rates of the outputs' mean and covariance for uniform tokens on the unit sphere, against the horizon."""
+    """Measure how fast outputs converge with n for tokens on a sphere, against the horizon (strength) of the scores."""
     Wq, Wk, Wv = _projections(dim, work.seed)
     heads = [Head.from_projections(scale * Wq, scale * Wk, Wv) for scale in parse_grid(scales, "scales")]
     _sweep(work, Sphere(dim), heads, sizes, replicates=replicates, queries=queries)
 
 
 def hardmax_log(work: Work, *, sizes: str, replicates: int) -> None:
-    """Measure E|mean output| of attention with softmax replaced by argmax in d = 1, which falls like 1/√(log n)."""
+    """Measure the error of attention with argmax in place of softmax in d = 1, which falls like 1/√(log n)."""
     found = hardmax(sizes, horizons="0.5,1.5", replicates=replicates, seed=work.seed, progress=work.progress)
     curve = found.hardmax
     for label, place in (("first", 0), ("last", -1)):
@@ -65,7 +65,7 @@ def _projections(dim: int, seed: int) -> list[Array]:
 
 
 def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: Any) -> None:
-    """Run a study for each head; record the rates against the horizon and their distance from the published line."""
+    """Run a study for each head; record its rates, and their distance from the published and the sharp formula."""
     curves = [work.whole(study(law, head, sizes, seed=work.seed, **options)) for head in work.each(heads)]
     horizons = np.array([curve.theory["horizon"] for curve in curves])
     theirs = horizons * np.sqrt(heads[0].key_dim)  # the released code's horizon lacks the 1/√k of the scores
@@ -90,7 +90,7 @@ def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: A
 
 
 def _as_published(work: Work, head: Head, variance: float, sizes: str, replicates: int, reference: int) -> None:
-    """Record rates by the released code's protocol, against the exact limit and one from `reference` sampled tokens."""
+    """Record rates against the exact limit and, like the released code, against one sampled from `reference` tokens."""
     generator = torch.Generator().manual_seed(work.seed)
     counts = parse_sizes(sizes)
 

@@ -1,8 +1,7 @@
-"""Error measurement by the protocol of the code released with "Token Sample Complexity of Attention".
+"""Errors and rates measured like the code released with "Token Sample Complexity of Attention".
 
-The code is at github.com/leabbt/token-sample-complexity (commit 01ba856). Every token of a sample is a query over the
-sample, and the errors are those of the mean and the covariance of all outputs. As in that code, running sums of
-attention are in float16 on request (src/tsc/attention.py), and weighted least squares fits rates (src/tsc/fit.py).
+That code is github.com/leabbt/token-sample-complexity, commit 01ba856 (src/tsc/attention.py and fit.py). Every token is
+a query, and errors are those of the mean and covariance of all outputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,12 +40,7 @@ def error_rows(
 
 
 def slopes(sizes: Sequence[int], rows: Array) -> tuple[Estimate, Estimate]:
-    """Rates of errors `rows` (replicates, sizes), with standard errors: by our fit, and as the released code fits.
-
-    The released code fits log error against log n by weighted least squares. The weights are the inverse variances of
-    the mean errors; the variance of the slope is rescaled by the residuals, so it does not depend on the scale of the
-    weights.
-    """
+    """Rates fitted to errors `rows` (replicates, sizes): by our method, and by the released code's least squares."""
     rate = ErrorCurve.of(tuple(sizes), rows, moment=1).rate
     weight = rows.mean(0) / np.maximum(rows.std(0), 1e-12) * len(rows) ** 0.5
     fit, covariance = np.polyfit(np.log(sizes), np.log(rows.mean(0)), 1, w=weight, cov=True)

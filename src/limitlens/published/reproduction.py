@@ -37,7 +37,7 @@ class Drawn:
     line: bool = False
 
     def series(self, place: int) -> Series:
-        """Series for the figure, coloured and dashed as number `place` among the points or among the lines."""
+        """Series for the figure; `place`, its index among the points or among the lines, determines colour and dash."""
         if self.line:
             return line(self.name, self.x, self.y, LINES[place % len(LINES)], ("", "dashed", "dotted")[place % 3])
         colour, dash = look(place)
@@ -46,7 +46,7 @@ class Drawn:
 
 @dataclass
 class Work:
-    """A running experiment: seed and options, and the numbers, figure series and warnings collected so far."""
+    """A running experiment: its options, and the numbers, figure series and warnings collected so far."""
 
     seed: int
     as_published: bool
@@ -56,20 +56,20 @@ class Work:
     warnings: list[str] = field(default_factory=list)
 
     def each(self, steps: Sequence[T]) -> Iterator[T]:
-        """Iterate over the steps of the experiment, reporting progress after each step."""
+        """Iterate over the steps of the experiment, and report progress after each."""
         for done, step in enumerate(steps):
             yield step
             self.progress(done + 1, len(steps))
 
     def whole(self, result: T) -> T:
-        """Return the result of one step and collect its warnings; an interrupted result ends the experiment."""
+        """Return a step's result and collect its warnings; raise KeyboardInterrupt if the step was interrupted."""
         if getattr(result, "interrupted", False):
             raise KeyboardInterrupt
         self.warnings += [one for one in getattr(result, "warnings", ()) if one not in self.warnings]
         return result
 
     def draw(self, name: str, x: Any, y: Any, stderr: Any = None, line: bool = False) -> None:
-        """Add a series of points (x, y) with standard errors, or a line, to the experiment's figure."""
+        """Add points (x, y) with standard errors, or a line, to the experiment's figure."""
         x, y, bars = (None if part is None else tuple(float(one) for one in part) for part in (x, y, stderr))
         self.drawn.append(Drawn(name, x, y, bars, line))
 
@@ -101,7 +101,7 @@ class Reproduction(Result):
         return table.astype(dict.fromkeys(numeric, float))
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Table of the claims with their verdicts, and table of the points of the figure, by file name."""
+        """Tables by file name: the claims with their verdicts, and the points of the figure."""
         parts = [
             pd.DataFrame({"series": one.name, "x": one.x, "y": one.y, "stderr": one.stderr, "line": one.line})
             for one in self.drawn
@@ -109,7 +109,7 @@ class Reproduction(Result):
         return {self.file: self.table, "points": pd.concat([part.astype({"stderr": float}) for part in parts])}
 
     def view(self) -> View:
-        """Page of the reproduction: figure, table of our numbers and the published ones, and parameters."""
+        """HTML page: figure, table of our numbers and the published ones, and parameters."""
         about = named(self.name)
         rows: list[list[Any]] = []
         for _, claim, number, published, outcome in self._claims():
@@ -147,7 +147,6 @@ class Reproduction(Result):
         return [(key, claims[key], number, *claims[key].verdict(number)) for key, number in self.numbers.items()]
 
     def _figure(self, about: Mapping[str, Any]) -> Figure:
-        """Figure of the drawn series, with the title, axes, guides and height that the catalogue gives (`about`)."""
         lines = [one.line for one in self.drawn]
         series = [one.series(lines[:place].count(one.line)) for place, one in enumerate(self.drawn)]
         guides = [Guide(**guide) for guide in about.get("guides", ())]
@@ -156,7 +155,6 @@ class Reproduction(Result):
 
 
 def _shown(value: Any) -> str:
-    """Text of a parameter's value for the page's table of parameters; lists and mappings are joined by commas."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_shown(one)}" for key, one in value.items())
     listed = isinstance(value, Sequence) and not isinstance(value, str)
@@ -164,7 +162,7 @@ def _shown(value: Any) -> str:
 
 
 def listing() -> View:
-    """View with a table of all published experiments that `limitlens reproduce` can run."""
+    """Table of all published experiments that `limitlens reproduce` can run, as a page."""
     rows = [(name, one.shows, one.source, one.minutes) for name, one in catalogue().items()]
     table = Table("experiments", ("name", "shows", "paper", "minutes"), rows)
     usage = "limitlens reproduce NAME; --quick for a small run, --as-published for the published code's own definitions"
@@ -181,11 +179,11 @@ def reproduce(
     name: str, quick: bool = False, *, as_published: bool = False, seed: int = 0,
     progress: Progress = lambda done, total: None, **changes: Any,
 ) -> Reproduction:  # fmt: skip
-    """Reproduce a published experiment: our numbers and the published ones, a figure, and a verdict on each claim.
+    """Run a published experiment again, and compare our numbers with the published ones, with a verdict on each claim.
 
-    `quick` runs small sizes in place of the full ones. `as_published` also computes the numbers by the definitions of
-    the published code, where these differ from the right ones. `changes` replace parameters of the experiment by name,
-    such as `replicates=50`, or `corpus="wikipedia.txt"` for an experiment that reads a text.
+    `quick` runs smaller sizes. `as_published` also computes the numbers by the definitions of the published code, where
+    these differ from ours. `changes` replace parameters of the experiment by name, such as `replicates=50`, or
+    `corpus="wikipedia.txt"` for an experiment that reads a text.
 
     >>> found = ll.reproduce("backward-heat", quick=True)
     >>> found.table["verdict"].tolist()[:2]

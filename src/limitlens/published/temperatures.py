@@ -1,4 +1,4 @@
-"""Published experiments on one query over n keys at falling temperature: regimes, ordered weights, heat flow, log n."""
+"""Published experiments on attention at falling temperature: softmax weights of one query, and heat flow of tokens."""
 
 import math
 
@@ -19,7 +19,7 @@ RANKS = np.array([1, 2, 3, 4, 6, 8, 11, 16, 22, 32])
 
 
 def critical_weights(work: Work, *, dims: list[int], n: int, replicates: int) -> None:
-    """Measure ordered softmax weights at θ = 1 (one effective key, the critical scale), against their Poisson limit."""
+    """Measure the largest softmax weights at the temperature where θ, the effective number of keys, is 1."""
     rng = np.random.default_rng(work.seed)
     for dim in work.each(dims):
         law = uniform(dim)
@@ -34,7 +34,7 @@ def critical_weights(work: Work, *, dims: list[int], n: int, replicates: int) ->
 
 
 def three_regimes(work: Work, *, dim: int, n: int, thetas: list[float], replicates: int) -> None:
-    """Measure Σw² as θ (effective number of keys) falls, from averaging to collapse, and the growth of critical β."""
+    """Measure Σw² of the softmax weights as θ, the effective number of keys, falls from averaging to collapse."""
     law = uniform(dim)
     rows = [scaling_limits(law, n, theta, replicates=replicates, seed=work.seed) for theta in work.each(thetas)]
     shared = [row.quantities["participation"] for row in rows]
@@ -66,10 +66,10 @@ def backward_heat(work: Work, *, dim: int, beta: float, layers: int, amplitude: 
 def critical_log_n(
     work: Work, *, correlations: list[float], sizes: list[int], dim: int, gammas: str, queries: int
 ) -> None:
-    """Find the γ at which a token gives itself half of the softmax weight at β = γ log n, among correlated tokens.
+    """Find the γ at which a token gives itself half of the softmax weight at inverse temperature β = γ log n.
 
-    Tokens are √ρ u + √(1−ρ) v with v uniform on the unit sphere orthogonal to u. With all correlations exactly
-    ρ the weight is 1/(1 + (n−1) n^{−γ(1−ρ)}), one half at γ = log(n−1)/log n · 1/(1−ρ).
+    The tokens have correlations close to ρ. If they are exactly ρ, the weight is 1/(1 + (n−1) n^{−γ(1−ρ)}), one half at
+    γ = log(n−1)/log n · 1/(1−ρ).
     """
     rng = np.random.default_rng(work.seed)
     grid = np.array(parse_grid(gammas, "gammas"))  # γ (1 − ρ)
