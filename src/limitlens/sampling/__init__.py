@@ -1,1 +1,1 @@
-"""Sampling of tokens: nested sizes (`cells`), `streams`, `assignment` of tokens to cells, checkpoints and workers."""
+"""Random samples of tokens at several nested sizes, with checkpoints, worker threads and memory limits."""

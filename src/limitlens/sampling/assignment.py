@@ -1,10 +1,7 @@
-"""Assignment of the tokens of a stream to cells (tokens of one replicate and size step), and the storage of each cell.
+"""Random assignment of a stream of tokens to disjoint samples (replicates) of nested sizes n₁ < n₂ < ....
 
-A cell of few tokens is smaller than its attention state (queries · (values + 1) numbers a head), so it keeps its tokens
-until the stream ends, in numbered slots. A cell of many tokens is streamed: it holds one state, into which every block
-is merged; its tokens wait in further rows of the store until then. The first replicates keep all their tokens (whole
-replicates), for diagnostics that need every score. Memory depends on the sizes, not on the length of the stream. Each
-token goes to at most one cell, so replicates are disjoint samples without replacement.
+The tokens that a replicate gains from size n_{j−1} to size n_j are its cell j. A small cell keeps its tokens. A large
+cell keeps only its attention state, into which tokens are merged, so memory does not grow with the stream.
 """
 
 from __future__ import annotations
@@ -22,32 +19,31 @@ from limitlens.arrays import to_device
 from limitlens.errors import InputError
 from limitlens.sampling.cells import Cells
 
-KEPT_STEP = 512  # largest step whose cells keep their tokens: with 256 queries about the size of a state
+KEPT_STEP = 512  # most tokens of a cell that keeps them: with 256 queries they take as much memory as a state
 KEPT_TOKENS = 1 << 14  # tokens that whole replicates may hold together, if there are several
 WHOLE_REPLICATES = 2  # largest number of replicates that keep all their tokens
 LEFT_OVER = 4  # states that share the tokens assigned to no cell, so that workers can attend to them in parallel
 SUBSET = 4  # `ForwardSlice.subset` holds one in this many tokens
 HIDDEN = 4096  # largest number of kept tokens whose hidden states are stored
 GOLDEN = 0.6180339887498949  # golden ratio − 1: its first k multiples modulo 1 are evenly spread for every k
-# Random tokens of all windows, random tokens of one window, or consecutive tokens of one window.
-SAMPLINGS = ("pooled", "document", "contiguous")
+SAMPLINGS = ("pooled", "document", "contiguous")  # random in all windows, random in one, or consecutive in one
 COUNTED = 1 << 20  # number of first tokens of the stream that enter means and covariances: 0.2% precision
 
 
 @dataclass(frozen=True, eq=False)
 class ForwardSlice:
-    """Indices, on the model's device, that say where to store the t tokens of one forward pass, a slice of a block."""
+    """Where to store the t tokens of one forward pass of the model, as indices on the model's device."""
 
-    rows: Tensor  # (t,): row of the store for each token: its slot if it is kept, else a row of the waiting area
-    subset: Tensor  # (s,): one in `SUBSET` tokens of the forward, at random
+    rows: Tensor  # (t,): storage index of each token; tokens of large cells wait behind the kept ones
+    subset: Tensor  # (s,): one in `SUBSET` of the tokens, at random
     hidden: Tensor  # (f,): tokens whose hidden states are stored
     counted: bool  # whether the tokens enter means and covariances
     before: int  # number of tokens of earlier slices that are still waiting
-    completed: BlockAssignment | None  # the block assignment that these tokens complete
+    completed: BlockAssignment | None  # assignment of the waiting tokens, if attention is computed after these
     ends_block: bool  # whether these are the last tokens of their block
 
     def cut(self, at: int) -> tuple[ForwardSlice, ForwardSlice]:
-        """Split the slice into two: the first `at` tokens of the forward pass, and the other tokens."""
+        """Split the slice into its first `at` tokens and the rest."""
         subset, hidden = self.subset < at, self.hidden < at
         first = replace(
             self, rows=self.rows[:at], subset=self.subset[subset], hidden=self.hidden[hidden],
@@ -62,19 +58,15 @@ class ForwardSlice:
 
 @dataclass(frozen=True, eq=False)
 class BlockAssignment:
-    """Assignment of the tokens of one block of the stream to cells."""
+    """Assignment of the tokens of one block of the stream to cells (the tokens between two sizes of a sample)."""
 
-    order: NDArray[np.int64]  # (block,): token indices: first the kept ones, then those of streamed cells, then others
-    slots: NDArray[np.int64]  # (kept,): slots of the kept tokens
-    streamed: list[tuple[int, int, int]]  # (cell, start, stop) among the tokens not kept; tokens of no cell come last
+    order: NDArray[np.int64]  # (block,): indices of kept tokens, then those of large cells, then of no cell
+    slots: NDArray[np.int64]  # (kept,): storage indices of the kept tokens
+    streamed: list[tuple[int, int, int]]  # (state, start, stop) in `order` after the kept tokens
     counted: bool  # whether the block enters means and covariances
 
     def slices(self, length: int, assignment: Assignment, device: torch.device | str = "cpu") -> Iterator[ForwardSlice]:
-        """Cut the block into slices for forward passes of `length` tokens each; the last slice may be shorter.
-
-        After every `assignment.wait` tokens, a multiple of `length`, attention is computed over the waiting tokens: the
-        slice then carries (`completed`) the assignment of these tokens alone.
-        """
+        """Cut the block into slices for forward passes of `length` tokens each; the last slice may be shorter."""
         wait = assignment.wait
         place = np.empty_like(self.order)
         place[self.order] = np.arange(len(self.order))
@@ -92,7 +84,7 @@ class BlockAssignment:
             rows = np.empty_like(mine)
             rows[streams] = assignment.slots + rank[mine[streams] - kept]
             rows[~streams] = slots = self.slots[mine[~streams]]
-            chosen = mine - kept  # random numbers, so that a quarter of them is a random subset
+            chosen = mine - kept  # random numbers, which choose a random subset
             chosen[~streams] = slots
             indices = (rows, np.flatnonzero(chosen % SUBSET == 0), np.flatnonzero(rows < assignment.hidden))
             sent = to_device(np.concatenate(indices), device)  # one copy to a GPU, then views
@@ -103,7 +95,7 @@ class BlockAssignment:
 
 
 class Assignment:
-    """Random assignment of a stream of tokens, in blocks of known lengths, to cells (replicate r, size step j)."""
+    """Random assignment of a stream of tokens, block by block, to R replicates (disjoint samples) of J nested sizes."""
 
     single = False  # whether each replicate is one document
 
@@ -115,37 +107,33 @@ class Assignment:
         self.wait = max(blocks)  # tokens that may wait before attention over them: a block, unless memory is short
         self.marks = 0  # number of special tokens among `wait` tokens
         steps = np.asarray(cells.steps)
-        # Replicates 0 .. whole − 1 keep all their tokens, replicate r in slots r·n_max .. (r + 1)·n_max − 1.
         self.whole = min(replicates, whole_replicates, max(1, KEPT_TOKENS // cells.sizes[-1]))
         self.kept = np.tile(steps <= kept_step, (replicates, 1))  # (R, J): cells that keep their tokens
-        self.kept[: self.whole] = True
+        self.kept[: self.whole] = True  # replicates r < whole keep all their tokens, from slot r·n_max on
         held = np.where(self.kept, steps, 0).ravel()
         self.start = (np.cumsum(held) - held).reshape(self.kept.shape)  # (R, J): first slot of a kept cell
         self.slots = int(held.sum())
         self.origin = np.zeros(self.slots, np.int64)  # position in the stream of the token in each slot
         self.hidden = min(HIDDEN, cells.sizes[-1])  # slots whose hidden states are stored: the first of replicate 0
-        # (R, J): index of a streamed cell's state; those of one step are neighbours
-        self.number = np.cumsum(~self.kept.T).reshape(self.kept.T.shape).T - 1
-        # number of states; the last ones are of the tokens of no cell
-        self.states = int((~self.kept).sum()) + LEFT_OVER
+        self.number = np.cumsum(~self.kept.T).reshape(self.kept.T.shape).T - 1  # (R, J): state of a large cell
+        self.states = int((~self.kept).sum()) + LEFT_OVER  # the last states are of tokens of no cell
         self.filled = np.zeros_like(self.start)  # (R, J): tokens assigned so far, those of the latest block included
         self.seen = 0  # tokens of the stream so far, those of no cell included
 
     def slots_of(self, cells: Any) -> NDArray[np.int64]:
-        """Slots (n,) of the tokens in kept `cells`: a replicate, with nested samples in order, or a mask of cells."""
+        """Storage indices of the kept tokens of one replicate, or of a boolean mask (R, J) of replicates and sizes."""
         pairs = zip(self.start[cells], self.filled[cells], strict=True)
         return np.concatenate([start + np.arange(filled) for start, filled in pairs])
 
     def random_slots(self, count: int) -> NDArray[np.int64]:
-        """Slots of at most `count` kept tokens, in random order: a random sample of the tokens of the stream."""
+        """Storage indices of at most `count` kept tokens, in random order: a random sample of the stream."""
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0x5107]))
         return generator.permutation(self.slots_of(self.kept)[:count])
 
     def draw(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
-        """Yield, for each block, the numbers of its tokens (replicates, steps) and their indices, by cell.
+        """Draw a uniformly random assignment to cells (r, j), the tokens that sample r gains at its j-th size.
 
-        Indices of tokens that go to no cell come last. Every replicate fills its cells exactly. The numbers are drawn
-        from the places still open, and the tokens in random order; together this is a uniformly random assignment.
+        Yields, for each block, the numbers (R, J) of tokens and their indices cell by cell, those of no cell last.
         """
         total, needed = sum(self.blocks), self.replicates * self.cells.sizes[-1]
         if needed > total:
@@ -161,7 +149,7 @@ class Assignment:
             yield taken[:-1].reshape(self.filled.shape), np.split(order.permutation(block), np.cumsum(taken[:-1]))
 
     def assign_blocks(self) -> Iterator[BlockAssignment]:
-        """Yield the assignment of the tokens of each block in turn, and update the counts of tokens in the cells."""
+        """Yield the assignment of each block of the stream in turn, and count the tokens assigned so far."""
         for block, (counts, parts) in zip(self.blocks, self.draw(), strict=True):
             kept, streamed = np.flatnonzero(self.kept), np.flatnonzero(~self.kept)
             free = (self.start + self.filled).ravel()
@@ -181,11 +169,10 @@ class Assignment:
 
 
 class DocumentAssignment(Assignment):
-    """Assignment in which each replicate is one document of `length` tokens; blocks hold whole documents.
+    """Assignment in which each sample comes from one document of `length` tokens; blocks hold whole documents.
 
-    A sample has random positions of its document or, if `contiguous`, consecutive ones from a random position on,
-    continued at the beginning of the document. Tokens of one document are not independent, so samples approach the
-    limit of all documents more slowly, and even a whole document differs from it.
+    A sample has random tokens of its document or, if `contiguous`, consecutive ones that wrap around at the end. Tokens
+    of one document are not independent, so even a whole document differs from the limit of all documents.
     """
 
     single = True
@@ -197,10 +184,9 @@ class DocumentAssignment(Assignment):
         self.length, self.contiguous = length, contiguous
 
     def draw(self) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
-        """Yield counts and token indices of the cells for each block, with evenly spaced documents as replicates."""
+        """Yield token numbers (R, J) and indices for each block, like the base class, from evenly spaced documents."""
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, 0xD0C5]))
-        # Neighbouring replicates are far apart in the stream, so that any few of them represent all of it.
-        spread = np.argsort(np.argsort(np.arange(self.replicates) * GOLDEN % 1))
+        spread = np.argsort(np.argsort(np.arange(self.replicates) * GOLDEN % 1))  # any few are far apart
         rows = {int(rank) * (sum(self.blocks) // self.length) // self.replicates: r for r, rank in enumerate(spread)}
         (_, steps), passed = self.filled.shape, 0
         for block in self.blocks:

@@ -1,8 +1,4 @@
-"""Nested sample sizes n₁ < n₂ < ... and the cells (groups of tokens) between them.
-
-Cell (replicate r, step j) holds the n_j − n_{j−1} tokens that turn replicate r's sample of size n_{j−1} into its sample
-of size n_j. Cell states merged cumulatively over j give every size from one pass over the tokens.
-"""
+"""Nested sample sizes n₁ < n₂ < ...: each sample extends the one before, so one pass over the tokens serves all."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +13,7 @@ MOST = 10_000  # largest number of values in a grid
 
 @dataclass(frozen=True)
 class Cells:
-    """Nested sample sizes n₁ < n₂ < ..., positive, and the numbers of tokens between them."""
+    """Nested sample sizes n₁ < n₂ < ...: each sample contains the smaller ones."""
 
     sizes: tuple[int, ...]
 
@@ -30,11 +26,11 @@ class Cells:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Number n_j − n_{j−1} of tokens in each cell of a replicate."""
+        """Number n_j − n_{j−1} of tokens by which a sample grows to each size, with n₀ = 0."""
         return tuple(int(step) for step in np.diff(self.sizes, prepend=0))
 
     def blocks(self, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield blocks (step, start, stop) of tokens that lie in one cell and between two multiples of `length`."""
+        """Yield token ranges (index of size, start, stop) that cross neither a size nor a multiple of `length`."""
         start = 0
         for step, size in enumerate(self.sizes):
             while start < size:
@@ -60,7 +56,7 @@ def parse_sizes(text: str | Sequence[int]) -> tuple[int, ...]:
 
 
 def parse_grid(text: str | Sequence[float], name: str, example: str = "0.2:3:8") -> list[float]:
-    """Positive numbers from `lo:hi:k` (k values in geometric progression), `a,b,c`, or a sequence of numbers."""
+    """Parse positive numbers from `lo:hi:k` (k values in geometric progression), `a,b,c`, or a sequence of numbers."""
     try:
         if isinstance(text, str) and ":" in text:
             low, high, count = text.split(":")

@@ -1,9 +1,4 @@
-"""Checkpoints: the state of a run's jobs on disk, so that an interrupted run can be resumed.
-
-The file has the safetensors format. Its header holds the arguments of the jobs, their positions, the versions that made
-it, and a digest of all this and of every tensor. A new file is written under a temporary name, flushed to the disk and
-renamed; the previous one is kept, and used if the newest is damaged. Random numbers depend only on seeds and positions.
-"""
+"""Checkpoints on disk (safetensors with a digest), from which an interrupted run resumes and gives the same result."""
 
 from __future__ import annotations
 
@@ -35,8 +30,7 @@ if TYPE_CHECKING:
 NEWEST, BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
 FORMAT = 2
 EXACT = ("limitlens", "numpy", "torch", "transformers")  # packages whose other versions may round differently
-# Errors of reading an incomplete file.
-DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError)
+DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError)  # from a damaged file
 MOST_WRITING = 0.1  # largest share of the time spent writing, if the interval is given in seconds
 
 Item = TypeVar("Item")
@@ -45,7 +39,7 @@ State: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]  # position of a job
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """Saved state of one job: arguments, position and tensors."""
+    """Saved state of one job, a computation that can be resumed."""
 
     job: dict[str, Any]  # arguments of the job by name
     position: dict[str, Any]  # how far the job has come; empty for a new job
@@ -53,10 +47,10 @@ class Saved:
 
 
 class Checkpoint:
-    """Saves the state of the jobs of a run in a folder, and resumes them; without a folder nothing is written.
+    """Saves the state of a run in a folder, and resumes it after an interruption; without a folder nothing is written.
 
-    `every` is the interval between writes: tokens, such as 100000, or seconds, such as "60s"; by default the checkpoint
-    is written only when the run is interrupted. With `resume`, jobs continue from the state in the folder, if any.
+    `every` is the interval between writes in tokens, such as 100000, or in seconds, such as "60s". By default only an
+    interruption writes. With `resume`, the run continues from the state in the folder, if any.
 
     >>> law, head = ll.Gaussian(0.0, 1.0), ll.Head(0.5)
     >>> kept = ll.Checkpoint('runs/long', every='60s', resume=True)
@@ -78,7 +72,7 @@ class Checkpoint:
         self._tokens, self._written, self._cost = 0, time.monotonic(), 0.0
 
     def begin(self, job: Mapping[str, Any]) -> Job:
-        """Start or resume the next job of the run; an `InputError` if the saved job has other arguments."""
+        """Start or resume the next job (resumable computation) of the run; an `InputError` if its arguments changed."""
         place = self._begun
         arguments = json.loads(json.dumps(to_json(job)))
         self._begun += 1
@@ -94,7 +88,7 @@ class Checkpoint:
         self, job: Mapping[str, Any], count: int, make: Callable[[int], dict[str, Any]], *, tokens: int = 1,
         fewest: int | None = None, progress: Progress | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Arrays by name from calls of `make` with 0 .. count − 1, stacked; at least `fewest` calls if interrupted."""
+        """Call `make(k)` for k < count and stack its arrays by name; an interrupt may end it after `fewest` calls."""
         running = self.begin(job)
         rows: list[dict[str, Any]] = []
         if running.saved is not None:
@@ -129,7 +123,7 @@ class Checkpoint:
         return passed >= max(self._every, self._cost / MOST_WRITING) if self._by_clock else self._tokens >= self._every
 
     def _keep(self, place: int, state: State, folder: Path | None) -> bool:
-        """Keep the state of job `place`; if a folder is given, write all jobs. Returns whether they were written."""
+        """Store the state of job `place` and, if a folder is given, write all jobs to it; True if written."""
         self._jobs[place] = Saved(self._jobs[place].job, *state)
         started, written = time.monotonic(), folder is not None
         try:
@@ -146,14 +140,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Running job number `place` of a run, whose state is saved to a checkpoint."""
+    """Resumable computation number `place` of a run, whose state a checkpoint saves."""
 
     checkpoint: Checkpoint
     place: int
     saved: Saved | None  # state to resume from; None for a new job
 
     def passed(self, tokens: int, state: Callable[[], State], interrupt: Interrupt) -> None:
-        """Count finished tokens, write the state if due or interrupted, and raise KeyboardInterrupt if interrupted."""
+        """Count finished tokens, save the state if due or interrupted, and raise KeyboardInterrupt if interrupted."""
         kept, folder = self.checkpoint, self.checkpoint.folder
         due = kept._due(tokens) or interrupt.asked
         if folder is not None and due and kept._keep(self.place, state(), folder) and interrupt.asked:
@@ -161,12 +155,12 @@ class Job:
         interrupt.check()
 
     def keep(self, state: State) -> None:
-        """Keep the result of a finished job, so that checkpoints of later jobs contain it."""
+        """Store the result of the finished job, so that checkpoints of later jobs contain it."""
         self.checkpoint._keep(self.place, state, None)
 
 
 def under(prefix: str, named: Mapping[str, Item]) -> dict[str, Item]:
-    """Items of the mapping whose names begin with `prefix`, by name without the prefix."""
+    """Select the items whose names begin with `prefix`, and remove the prefix from their names."""
     return {name.removeprefix(prefix): part for name, part in named.items() if name.startswith(prefix)}
 
 
@@ -184,20 +178,20 @@ def digest(*arrays: Any) -> str:
 
 
 def identity(measure: Measure, head: Head) -> dict[str, str]:
-    """Digests that identify a law (its name and a few draws, or all tokens of a sample) and a head."""
+    """Digests of a token distribution and of a head, which tell whether a resumed run uses the same ones."""
     drawn = measure.tokens if isinstance(measure, Sample) else measure.sample(16, torch.Generator().manual_seed(0))
     return {"law": digest(repr(measure), drawn), "head": digest(head.A, head.V, head.query_bias, head.value_bias)}
 
 
 def _made() -> dict[str, Any]:
-    """Versions of packages and names of hardware on which the results of a job depend, besides its arguments."""
+    """Versions and hardware that a resumed run must share with its checkpoint, since results depend on them."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     about = {"processor": torch.backends.cpu.get_cpu_capability(), "GPU": gpu}  # not the number of threads
     return {"checkpoint format": FORMAT, **installed(EXACT), **about}
 
 
 def _same(folder: Path | None, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise an InputError if a checkpoint made with the entries `then` cannot continue a run with the entries `now`."""
+    """Raise an InputError if an entry `then` of the checkpoint differs from the entry `now` of this run."""
     for name in dict.fromkeys((*now, *then)):
         if then.get(name) != now.get(name):
             was, is_now = (str(found.get(name, "none"))[:40] for found in (then, now))
@@ -237,7 +231,7 @@ def _write(folder: Path, jobs: Sequence[Saved]) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Saved]]:
-    """Versions that made a checkpoint file, and the jobs in it; a ValueError if the digest does not match."""
+    """Read the versions that made a checkpoint file, and its jobs; a ValueError if the digest does not match."""
     with safe_open(path, "pt") as file:
         header = file.metadata() or {}
         flat = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -251,7 +245,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Saved]]:
 
 
 def _newest(folder: Path) -> list[Saved]:
-    """Saved jobs from the newest undamaged checkpoint file in the folder; empty without a file."""
+    """Read the saved jobs from the newest undamaged checkpoint in the folder; empty without a file."""
     damaged = []
     for path in (folder / NEWEST, folder / BEFORE):
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-AHEAD = 64  # largest number of unfinished spans before Python waits for the GPU: queued work holds memory
+AHEAD = 64  # most timed pieces of unfinished GPU work before Python waits: queued work holds memory
 
 
 @dataclass
@@ -22,21 +22,21 @@ class Clock:
 
 
 class DeviceTimer:
-    """Measures the seconds spent within spans of work; on a GPU by events, so that Python need not wait."""
+    """Adds up the seconds of timed work; on a GPU by CUDA events, so that Python need not wait for it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.spans: deque[float] = deque()  # seconds of finished spans; appending is safe from several threads
+        self.spans: deque[float] = deque()  # seconds of each finished piece; appending is safe from several threads
         self.open: deque[tuple[torch.cuda.Event, ...]] = deque()
 
     @property
     def seconds(self) -> float:
-        """Total seconds of all finished spans of work."""
+        """Total seconds of all finished work."""
         return sum(self.spans)
 
     @contextmanager
     def __call__(self, threads: int = 1) -> Iterator[None]:
-        """Context manager that times a span of work in one of `threads` threads that run at the same time."""
+        """Time the work in a `with` block; the seconds are divided by the number of parallel `threads`."""
         if self.device.type == "cpu":
             begun = time.perf_counter()
             yield
@@ -52,7 +52,7 @@ class DeviceTimer:
         self._close()
 
     def wait(self) -> None:
-        """Wait until the GPU is idle, so that all spans of work are finished and counted."""
+        """Wait until the GPU is idle, so that all timed work is counted."""
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
         self._close()

@@ -1,8 +1,4 @@
-"""Distribute independent pieces of work over the workers of a Ray cluster, one core or one GPU per piece.
-
-Results come back in the order of the pieces, so that sums do not depend on which worker did which piece. If a worker or
-its machine dies, its piece is repeated on another worker.
-"""
+"""Run independent pieces of work on a Ray cluster, one core or GPU each; a piece whose worker dies is repeated."""
 
 import importlib.util
 import logging
@@ -31,10 +27,10 @@ def spread(
     address: str, prepare: Callable[[], Callable[[Piece], Result]], pieces: Callable[[int], Iterable[Piece]],
     *, gpus: bool = True,
 ) -> Iterator[Result]:  # fmt: skip
-    """Yield, in order, the results of a function applied to every piece of work by the workers of a Ray cluster.
+    """Apply a function to pieces of work on the workers of a Ray cluster, and yield the results in order.
 
-    `prepare` makes the function, once on each worker. `pieces` is called with the number of workers: one for each GPU
-    if `gpus` is set and there are any, else one for each core. The address is the head node's, or "auto" (local).
+    `prepare` returns the function, and is called once on each worker. `pieces` returns the pieces for a given number of
+    workers: one per GPU if `gpus` is set and there are any, else one per core. `address` "auto" means this machine.
     """
     with connected(address) as ray:
         there = ray.cluster_resources()
@@ -81,11 +77,10 @@ def _result(ray: Any, awaited: Any, address: str) -> Any:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Context manager that gives the module `ray`, connected to a cluster; an existing connection is left open."""
+    """Context manager that connects to a Ray cluster and gives the module `ray`; an existing connection stays open."""
     if importlib.util.find_spec("ray") is None:
         raise InputError(f"the cluster {address!r} needs Ray; run `pip install 'limitlens[cluster]'` on all machines")
-    # Ray sends no usage report and warns of nothing.
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # no reports
     import ray
 
     before = ray.is_initialized()

@@ -1,4 +1,4 @@
-"""Delay Ctrl-C and SIGTERM until the current step of work is complete."""
+"""Delay Ctrl-C and SIGTERM until the current piece of work is complete."""
 
 import signal
 import sys
@@ -9,17 +9,17 @@ from types import FrameType
 
 
 class Interrupt:
-    """State of interrupts: whether one was requested (`asked`), and a second one that stops at once (`again`)."""
+    """Records whether Ctrl-C or SIGTERM was received (`asked`), and whether a second one was (`again`)."""
 
     asked = again = False
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if an interrupt was requested."""
+        """Raise KeyboardInterrupt if Ctrl-C or SIGTERM was received."""
         if self.asked:
             raise KeyboardInterrupt
 
     def during(self, report: Callable[..., None] | None, *progress: float) -> None:
-        """Call `report`, if given, with the progress; an interrupt meanwhile is recorded in `asked`, not raised."""
+        """Call `report`, if given, with the progress; Ctrl-C during the call is recorded in `asked`, not raised."""
         try:
             if report is not None:
                 report(*progress)
@@ -29,7 +29,7 @@ class Interrupt:
 
 @contextmanager
 def held_interrupt() -> Iterator[Interrupt]:
-    """Context manager that records a first Ctrl-C or SIGTERM for `Interrupt.check`; a second one stops at once."""
+    """Context manager that delays a first Ctrl-C or SIGTERM until `Interrupt.check`; a second one stops at once."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield interrupt

@@ -1,4 +1,4 @@
-"""Memory limits: memory in use, memory left below a limit, and smaller batches when a GPU runs out."""
+"""Memory in use, memory left below a limit, and smaller batches when a GPU runs out of memory."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from limitlens.errors import InputError
 
 
 def resident(device: torch.device) -> int:
-    """Bytes of memory in use by this process: on the GPU if `device` is a GPU, otherwise in main memory."""
+    """Bytes of memory that this process uses: on the GPU if `device` is one, otherwise in main memory."""
     if device.type == "cuda":
         return int(torch.cuda.memory_reserved(device))
     if not sys.platform.startswith("linux"):
@@ -19,7 +19,7 @@ def resident(device: torch.device) -> int:
 
 
 def room(memory: int | None, device: torch.device, needed: int, what: str) -> float:
-    """Bytes left below the limit `memory` once `needed` bytes for `what` are used; an InputError if they do not fit."""
+    """Bytes left below the limit `memory` after `needed` more bytes for `what`; an InputError if they do not fit."""
     if memory is None:
         return float("inf")
     used = resident(device)
@@ -32,7 +32,7 @@ def room(memory: int | None, device: torch.device, needed: int, what: str) -> fl
 
 
 def halved(count: int, what: str, warnings: list[str]) -> int:
-    """Half of the batch size `count` for which a GPU had no memory, with a warning; an InputError if `count` is 1."""
+    """Halve the batch size `count` after a GPU ran out of memory, with a warning; an InputError if `count` is 1."""
     if count < 2:
         raise InputError(f"the GPU has no memory for one of the {what}; expected more, so use the CPU or shorter ones")
     torch.cuda.empty_cache()

@@ -1,9 +1,6 @@
-"""Streams of random tokens for many replicates, reproducible block by block.
+"""Random tokens for many replicates (samples), which can be drawn again instead of being stored.
 
-Tokens are drawn in pages. The generator of page p of replicate r is seeded by (seed, r, p), so a replicate does not
-depend on the other replicates, and can be drawn again without being stored, on any machine. A GPU uses its own
-counter-based generator (Philox) and longer pages, depending on the largest size: the tokens are the same on every GPU,
-and differ from those on the CPU.
+Tokens come in pages, each drawn by a generator seeded with (seed, replicate, page). CPU and GPU draw different tokens.
 """
 
 import numpy as np
@@ -24,7 +21,7 @@ def generator_for(*key: int, device: str | torch.device = "cpu") -> torch.Genera
 
 
 class IidStream:
-    """Stream of independent tokens from a law (measure), reproducible for each replicate and page."""
+    """Independent tokens from a distribution, the same in every run with the same seed."""
 
     def __init__(self, measure: Measure, seed: int, device: torch.device | str = "cpu", largest: int = 1) -> None:
         self.measure, self.seed, self.device = measure, seed, torch.device(device)
@@ -33,14 +30,14 @@ class IidStream:
         self._last: tuple[range, int, Tensor] = (range(0), -1, torch.empty(0))
 
     def draw(self, replicates: range, start: int, stop: int) -> Tensor:
-        """Tokens start .. stop − 1 of each replicate, in float64: (replicates, stop − start, d)."""
+        """Draw tokens start .. stop − 1 of each replicate (sample), in float64: (replicates, stop − start, d)."""
         length = self.page
         pages = range(start // length, (stop - 1) // length + 1)
         parts = [self._page(replicates, p)[:, max(start - p * length, 0) : stop - p * length] for p in pages]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _page(self, replicates: range, page: int) -> Tensor:
-        if self._last[:2] != (replicates, page):  # keep the last page: small cells share it
+        if self._last[:2] != (replicates, page):  # keep the last page: short ranges share it
             drawn = (generator_for(self.seed, r, page, device=self.device) for r in replicates)
             draws = [self.measure.sample(self.page, generator).to(self.device) for generator in drawn]
             self._last = (replicates, page, torch.stack(draws))
@@ -48,11 +45,7 @@ class IidStream:
 
 
 class PoolStream:
-    """Stream of tokens drawn without replacement from N given tokens, the pool (N, d), in random order per replicate.
-
-    Against attention over all N tokens, the mean squared error of a sample of n is smaller by the factor 1 − n/N than
-    against the law of the tokens, so errors are divided by `finite_population_correction(n)`.
-    """
+    """Tokens drawn without replacement from N given tokens (N, d), in a new random order for each replicate."""
 
     def __init__(self, tokens: Tensor, largest: int, seed: int) -> None:
         if largest > len(tokens):
@@ -64,11 +57,11 @@ class PoolStream:
         self._orders: dict[int, Tensor] = {}
 
     def draw(self, replicates: range, start: int, stop: int) -> Tensor:
-        """Tokens start .. stop − 1 of each replicate, in float64: (replicates, stop − start, d)."""
+        """Draw tokens start .. stop − 1 of each replicate (sample), in float64: (replicates, stop − start, d)."""
         return self.tokens[self.indices(replicates, start, stop)].double()
 
     def indices(self, replicates: range, start: int, stop: int) -> Tensor:
-        """Indices in the pool of tokens start .. stop − 1 of each replicate: (replicates, stop − start)."""
+        """Indices, among the given tokens, of draws start .. stop − 1 of each replicate: (replicates, stop − start)."""
         self._orders = {r: order for r, order in self._orders.items() if r in replicates}
         for r in replicates:
             if r not in self._orders:
@@ -77,5 +70,5 @@ class PoolStream:
         return torch.stack([self._orders[r][start:stop] for r in replicates]).to(self.tokens.device)
 
     def finite_population_correction(self, n: int) -> float:
-        """Factor √(1 − n/N) by which errors of n tokens against all N tokens are smaller than against their law."""
+        """Factor √(1 − n/N): the error of n tokens against all N, over their error against the whole distribution."""
         return float(np.sqrt(1 - n / len(self.tokens)))

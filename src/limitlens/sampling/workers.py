@@ -1,8 +1,4 @@
-"""Pool of worker threads, one per core, for the many small tasks of a probe.
-
-If torch split each small task over all its threads, synchronising them would be expensive, above all on a busy machine.
-So each worker runs whole tasks with one thread.
-"""
+"""Worker threads, one per core, that each run whole tasks, because splitting small tasks over threads is slow."""
 
 import sys
 from collections import deque
@@ -25,26 +21,25 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Workers:
-    """Pool that applies a function to many items, `count` items at the same time."""
+    """Pool of threads that applies a function to many items, `count` items at the same time."""
 
     count: int
     spread: Callable[..., Iterator[Any]]
     stopped: Event = field(default_factory=Event)
 
     def __call__(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Results of the function in the order of the items, each as soon as it is available."""
+        """Yield the results of the function in the order of the items, each as soon as it is available."""
         return self.spread(function, items)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if the work of the pool was aborted; long tasks call this from time to time."""
+        """Raise KeyboardInterrupt if the work was aborted; long tasks call this from time to time."""
         if self.stopped.is_set():
             raise KeyboardInterrupt
 
     def beside(self, windows: int) -> tuple["Workers", "Workers"]:
-        """Workers for the forward passes of `windows` windows of text, and workers for the tasks within each pass.
+        """Choose what runs in parallel: the forward passes of `windows` windows of text, or the tasks within each pass.
 
-        One of the two is this pool, the other one thread. Parallel passes of one thread each take a tenth less time
-        than one pass with all threads, if there are enough windows.
+        Returns the workers for the passes, and those for the tasks within a pass. One of the two is a single thread.
         """
         both = (self, one_after_another)
         return both if self.count <= windows else both[::-1]
@@ -54,12 +49,12 @@ one_after_another = Workers(1, map)  # for a GPU, or a single core
 
 
 def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Matrix product of two NumPy arrays, by torch, because the threads of NumPy would compete with the workers."""
+    """Matrix product of two NumPy arrays, by torch, because NumPy's own threads would compete with the workers."""
     return np.asarray(torch.from_numpy(a) @ torch.from_numpy(b))
 
 
 def summed(ends: NDArray[Any], places: NDArray[Any], weights: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
-    """Weighted sums of the rows in each bag (`exact_bootstrap.Bags`), five times faster than a sparse product."""
+    """Sums (b, w) of rows (M, w): sum i is of `weights[k] · rows[places[k]]` over `ends[i]` ≤ k < `ends[i + 1]`."""
     index, offsets, times = (torch.from_numpy(part) for part in (places, ends, weights))
     bag = torch.nn.functional.embedding_bag
     found = bag(index, torch.from_numpy(rows), offsets, mode="sum", per_sample_weights=times, include_last_offset=True)
@@ -78,7 +73,7 @@ def _switching(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def workers_for(device: torch.device) -> Iterator[Workers]:
-    """Context manager that gives a pool of workers, one per torch thread of the CPU; none for a GPU or one thread."""
+    """Context manager that gives one worker per torch thread of the CPU; a single worker for a GPU."""
     count = torch.get_num_threads()
     if device.type != "cpu" or count == 1:
         yield one_after_another

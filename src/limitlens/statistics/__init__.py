@@ -1,1 +1,1 @@
-"""Statistics of samples: bootstrap, error curves and their rates, crossings, tail tests and local exponents."""
+"""Statistics of measured errors: bootstrap intervals, rates of decay, tokens needed for an error, tests of tails."""

@@ -1,14 +1,10 @@
-"""Bootstrap resampling, and the uncertainty of an error curve over replicates and clusters of queries.
+"""Bootstrap uncertainty of an error curve, over replicates (samples of tokens) and over clusters of queries.
 
-Let S_cr be the mean of |error|^moment of replicate r over the queries of cluster c (a window of text), and O_c the mean
-of |output|^moment, so that the relative error e is (mean S / mean O)^(1/moment). All replicates share the queries and
-all queries share the replicates, so that
+A cluster is the queries from one window of text. All replicates share the queries, so the relative error e has
 
-    Var log e = V_replicates + V_clusters − V_both.
+    Var log e = V_replicates + V_clusters − V_both,
 
-V_both treats every S_cr as independent; V_replicates and V_clusters both contain it. So deviations of resampled
-replicates and of resampled clusters are added, and a linear map removes V_both from their covariance between sizes. The
-variation between the windows of text that the tokens come from is an input (`text`).
+where V_both treats each pair of replicate and cluster as independent. Both other terms contain it.
 """
 
 import math
@@ -33,21 +29,24 @@ _TINY = np.finfo(float).tiny
 
 
 def random_stream(seed: int, use: int) -> np.random.Generator:
-    """Random generator from a seed and the number of its `use`, so that each use has an independent stream."""
+    """Random generator for one purpose, numbered `use`, independent of other purposes with the same seed."""
     return np.random.default_rng(np.random.SeedSequence([seed, use]))
 
 
 def resample_counts(generator: np.random.Generator, items: int, resamples: int) -> NDArray[np.int64]:
-    """Count of each item in each bootstrap resample, (resamples, items): multinomial with equal chances."""
+    """How often each item occurs in each bootstrap resample: (resamples, items)."""
     return generator.multinomial(items, np.full(items, 1 / items), size=resamples)
 
 
 @dataclass(frozen=True, eq=False)
 class TwoWayBootstrap:
-    """Bootstrap of log e, the logarithm of an error curve, over replicates and over clusters of queries."""
+    """Bootstrap of log e over replicates and over clusters of queries (windows of text), for errors e at several sizes.
 
-    error_moments: Array  # (clusters, replicates, sizes)
-    outputs: Array  # (clusters, sizes), of mean 1
+    The error e at each size is (mean of `error_moments` / mean of `outputs`)^(1/moment).
+    """
+
+    error_moments: Array  # (clusters, replicates, sizes): means of |error|^moment over the queries of a cluster
+    outputs: Array  # (clusters, sizes): means of |limit|^moment, divided by their mean over clusters
     moment: int
     seed: int
     text: Array  # (k, sizes): changes of log e by other windows of text, along k independent directions
@@ -68,7 +67,7 @@ class TwoWayBootstrap:
 
     @cached_property
     def _covariances(self) -> tuple[Array, Array]:
-        """Covariances of log e between sizes by the delta method: V_replicates + V_clusters, and V_both."""
+        """Covariances of log e between sizes (delta method): V_replicates + V_clusters, and V_both."""
         by_replicate, by_cluster, by_cell = self._influence
         replicates, clusters = self.counts
         total = by_replicate.T @ by_replicate / max(replicates - 1, 1) / replicates
@@ -78,11 +77,9 @@ class TwoWayBootstrap:
         return total, by_cell.T @ by_cell / len(by_cell) ** 2
 
     def _degrees(self, weights: Array, *, one: bool = False) -> list[Array]:
-        """Degrees of freedom (...) of the variance over replicates, and over clusters, of log e times weights.
+        """Degrees of freedom of the variance of log e times `weights` (sizes, ...), over replicates and over clusters.
 
-        The `weights` are (sizes, ...). The variance of r numbers of kurtosis κ is known as well as that of 2r/(κ − 1)
-        normal numbers, fewer where rare replicates or clusters carry the mean. With `one`, the mean kurtosis gives one
-        number for all columns of the weights.
+        For r numbers of kurtosis κ they are 2r/(κ − 1), at most r − 1. With `one`, all columns share the mean κ.
         """
         found = []
         for count, rows in zip(self.counts, self._influence, strict=False):
@@ -96,7 +93,7 @@ class TwoWayBootstrap:
 
     @cached_property
     def _shrink(self) -> Array:
-        """Matrix T (sizes, sizes) that removes V_both: x T has covariance V − V_both if the deviations x have V."""
+        """Matrix T (sizes, sizes) that removes V_both: if deviations x have covariance V, then x T has V − V_both."""
         total, both = self._covariances
         if not both.any():
             return np.eye(len(both))
@@ -109,10 +106,7 @@ class TwoWayBootstrap:
 
     @cached_property
     def stderr(self) -> Array:
-        """Standard errors of log e, the logarithm of the error, (sizes,); 0 where e is 0.
-
-        With several clusters of queries they are widened by Student's factor, so that ±1.96 of them is a 95% interval.
-        """
+        """Standard errors of log e, (sizes,); with several clusters widened so that ±1.96 of them is a 95% interval."""
         stderr = np.sqrt((self._shrink * (self._covariances[0] @ self._shrink)).sum(0).clip(min=0))
         if self.counts[1] > 1:
             variances = (np.square(part).mean(0) / len(part) for part in self._influence[:2])
@@ -122,8 +116,7 @@ class TwoWayBootstrap:
     def deviations(self, wide: bool = False) -> tuple[Array, Array]:
         """Deviations of log e from its estimate in resamples of replicates, and of clusters: (resamples, sizes) each.
 
-        A bootstrap of k rows has (k − 1)/k of the true variance, which is corrected here. With `wide`, for intervals,
-        Student's quantile over the normal one widens the deviations.
+        With `wide`, for intervals, they are multiplied by the factor of Student's law over the normal law.
         """
         log = self._log(self.error_moments.mean((0, 1)))
         over_replicates = self._log(_resampled_means(self.error_moments.mean(0), self.seed)) - log
@@ -139,19 +132,19 @@ class TwoWayBootstrap:
         return factors[0] * over_replicates @ self._shrink, factors[1] * over_clusters @ self._shrink
 
     def draws(self, wide: bool = False) -> Array:
-        """Random deviations of log e from replicates, clusters of queries and windows of text: (resamples, sizes)."""
+        """Random deviations of log e due to replicates, clusters of queries and windows of text: (resamples, sizes)."""
         over_replicates, over_clusters = self.deviations(wide)
         normal = random_stream(self.seed, 0x7E87).standard_normal((len(over_replicates), len(self.text)))
         return np.asarray(over_replicates + over_clusters + normal @ self.text)
 
     def _log(self, moments: Array) -> Array:
-        """Logarithm of the error from means of |error|^moment, which control variates can make negative (then tiny)."""
+        """Logarithm of the error from means of |error|^moment; control variates can make means negative (then tiny)."""
         return np.asarray(np.log(np.maximum(np.maximum(moments, 0) ** (1 / self.moment), _TINY)))
 
     def degrees_of_freedom(self, weights: Array, over_replicates: ArrayLike, over_clusters: ArrayLike) -> Array:
-        """Degrees of freedom (Satterthwaite) of the variance of a linear combination of log e: shape (...).
+        """Satterthwaite's degrees of freedom (...) of the variance of a linear combination of log e.
 
-        `weights` (sizes, ...) are its coefficients; the variance is the sum of `over_replicates` and `over_clusters`.
+        `weights` (sizes, ...) are its coefficients. Its variance is the sum of `over_replicates` and `over_clusters`.
         """
         first, second = self._degrees(weights)
         below = np.square(over_replicates) / np.fmax(first, 1) + np.square(over_clusters) / np.fmax(second, 1)
@@ -160,13 +153,13 @@ class TwoWayBootstrap:
 
 
 def student_factor(freedom: float | Array) -> Any:
-    """Ratio of Student's 97.5% quantile to the normal one, for each number of degrees of freedom; 1 if that is 0."""
+    """Student's 97.5% quantile over the normal one, for each number of degrees of freedom; 1 if that number is 0."""
     upper = ENDS[1]
     return np.where(np.greater(freedom, 0), special.stdtrit(freedom, upper) / special.ndtri(upper), 1.0)[()]
 
 
 def _resampled_means(rows: Array, seed: int) -> Array:
-    """Means of rows (count, columns) in each bootstrap resample of the rows: (resamples, columns)."""
+    """Means (resamples, columns) of rows (count, columns) in each bootstrap resample of the rows."""
     count = len(rows)
     batches = _cached_weights(count, seed) if count <= MOST_KEPT else _draw_weights(count, seed)
     return np.concatenate([weights @ rows for weights in batches])

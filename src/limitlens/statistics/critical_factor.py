@@ -1,18 +1,12 @@
-"""Critical factor of a head: the factor β on its scores at which the largest softmax weight of a query is one fifth.
+"""Critical factor of a head: the factor β on its scores at which the largest softmax weight of a query is 1/5.
 
-With gaps g_i = max s − s_i between the scores s of a query, and N(g) = #{i: g_i ≤ g}, one over the largest weight at
-inverse temperature β is
+With the gaps g_i = max s − s_i of a query's scores s, one over the largest weight at the factor β is
 
-    Z(β) = Σ e^{−β g_i} = ∫ e^{−βg} dN(g),
+    Z(β) = Σ e^{−β g_i},
 
-the Laplace transform of N. It falls from n at β = 0 to the number of keys that tie. The critical scale is where Z stops
-being of order one, so N alone decides it (Hayase and Karakida, arXiv 2605.12697). Here it is the β of Z(β) = 5, more
-keys than tie by chance. Where P(gap ≤ s) ~ c s^a, any number gives the same growth n^{1/a} of β, that of the critical
-scale (verified by simulation for a = 1, 2 and 4, n from 300 to 30,000).
-
-The factor of a head is the median over its queries, which stays finite when the largest scores of some queries tie.
-Samples are no larger than a context, because copies of special tokens from several windows of text would tie. On real
-heads this is a heuristic: keys are not independent, nor of one power law.
+and the critical factor solves Z(β) = 5. Where P(gap ≤ s) ~ c s^a, it grows with n like n^{1/a}, as does the critical
+scale of Hayase and Karakida, arXiv 2605.12697 (verified by simulation for a = 1, 2 and 4, n from 300 to 30,000). On
+real heads it is a heuristic, since keys are not independent. The factor of a head is the median over its queries.
 """
 
 from collections.abc import Sequence
@@ -28,7 +22,7 @@ from limitlens.statistics.bootstrap import random_stream, resample_counts
 
 QUERIES = 32  # largest number of queries of a head that are used
 RESAMPLES = 200  # resamples of the windows of the queries, for standard errors
-KEYS = 5.0  # the Z at which attention counts as critical
+KEYS = 5.0  # one over the largest weight at which attention counts as critical
 STEPS = 60  # of Newton's method at most; a row that needs more has keys that nearly tie
 CLOSE = 1e-6  # relative step at which the iteration stops
 _STEPS_PER_CHECK = 10  # steps on a GPU before the host waits to know whether all rows are solved; real heads need fewer
@@ -36,7 +30,7 @@ _STEPS_PER_CHECK = 10  # steps on a GPU before the host waits to know whether al
 
 @dataclass(frozen=True, eq=False)
 class CriticalFactor:
-    """Factor on a head's scores that makes the largest softmax weight 1/5: a head with a factor above 1 averages."""
+    """Factor on a head's scores that makes its largest softmax weight 1/5; if above 1, the head averages over keys."""
 
     n: int  # number of tokens: the largest size within a context
     factor: float  # infinite where the largest scores of most queries tie
@@ -46,7 +40,7 @@ class CriticalFactor:
 
 
 def within(sizes: Sequence[int], context: int) -> list[int]:
-    """Sizes n that are at most `context` tokens; the first size alone if none is."""
+    """Sizes of at most `context` tokens, or else the first: larger samples repeat special tokens, whose scores tie."""
     return [size for size in sizes if size <= context] or list(sizes[:1])
 
 
@@ -60,8 +54,8 @@ def critical_factors(
 ) -> tuple[CriticalFactor, ...]:
     """Critical factor of each head, the median over its queries, with bootstrap standard errors.
 
-    `rows` (J, heads, q) are the critical factors of the queries at J nested sizes; `clusters` (q,) groups the queries
-    by window of text, and windows are resampled.
+    `rows` (J, heads, q) are the factors of single queries at J nested sizes, from `critical_rows`. Windows of text are
+    resampled; `clusters` (q,) says which window each query comes from.
     """
     _, place = np.unique(clusters, return_inverse=True)
     drawn = resample_counts(random_stream(seed, 0xC817), int(place.max()) + 1, RESAMPLES)[:, place]
@@ -79,7 +73,7 @@ def critical_factors(
 
 
 def _medians(rows: Array, weights: NDArray[np.int64]) -> Array:
-    """Medians over the last axis of rows (..., q), weighted by each of w vectors of counts (w, q): (w, ...)."""
+    """Weighted medians (w, ...) over the last axis of rows (..., q), one for each of w vectors of counts (w, q)."""
     order, total = np.argsort(rows, axis=-1), weights.sum(1)
     heaped = np.cumsum(weights.T.astype(np.int32)[np.moveaxis(order, -1, 0)], axis=0, dtype=np.int32)  # (q, ..., w)
     ends = [(heaped < np.maximum(share, 1)).sum(0) for share in ((total + 1) // 2, total // 2 + 1)]
@@ -88,10 +82,9 @@ def _medians(rows: Array, weights: NDArray[np.int64]) -> Array:
 
 
 def critical_rows(scores: Any, sizes: Sequence[int]) -> Any:
-    """Critical factor of each query's scores (..., N), restricted to the first n keys, for J sizes n: (J, ...).
+    """Factor β on the scores (..., N) of each query that makes its largest softmax weight over the first n keys 1/5.
 
-    Solves Σ_j e^{−β (max s − s_j)} = 5 for scores s: infinite where 5 keys or more tie for the largest score, 0 if
-    n ≤ 5. Accepts arrays and tensors; the result is float64.
+    Solves Σ_j e^{−β (max s − s_j)} = 5 at J sizes n: (J, ...). β is infinite if 5 or more keys tie, and 0 if n ≤ 5.
     """
     rows = scores.reshape(-1, scores.shape[-1])
     if library(scores) is np:
@@ -108,10 +101,7 @@ def critical_rows(scores: Any, sizes: Sequence[int]) -> Any:
 
 
 def _solve(gaps: Any, count: Any, padding: Any) -> Any:
-    """Solution β (rows,) of Σ e^{−β gap} = `KEYS` for rows of gaps (rows, n), `count` of them real, `padding` zeros.
-
-    The logarithm of the sum is convex and decreasing in β, so Newton's method from β = 0 never passes the root.
-    """
+    """Solve Σ e^{−β gap} = `KEYS` for β (rows,), given gaps (rows, n) of which `count` are real and `padding` zeros."""
     lib = library(gaps)
     beta = lib.zeros_like(gaps[:, 0], dtype=lib.float64)
     tied = ((gaps <= 0).sum(1) - padding >= KEYS) & (count > KEYS)

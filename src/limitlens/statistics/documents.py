@@ -1,4 +1,4 @@
-"""Means over documents with standard errors from the variation between documents, and tests of several differences."""
+"""Means over documents, with standard errors from the variation between documents, and p-values of differences."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,14 +12,14 @@ Statistic = Callable[[Array], Array]  # a function of means over documents
 
 
 def paired_mean(values: Array, baseline: Array | None = None) -> Estimate:
-    """Mean of values (n,) over n documents, or of their differences to a baseline (n,); standard error NaN if n = 1."""
+    """Mean over documents of values (n,), or of their differences to a baseline (n,); standard error NaN if n = 1."""
     difference = values if baseline is None else values - baseline
     stderr = float(difference.std(ddof=1) / np.sqrt(len(difference))) if len(difference) > 1 else float("nan")
     return Estimate(float(difference.mean()), stderr)
 
 
 def over_documents(statistic: Statistic, values: Array) -> tuple[Array, Array]:
-    """Value of `statistic` at the means over documents of values (documents, ...), and its jackknife standard error."""
+    """Apply `statistic` to the means over documents of values (documents, ...); returns it and its jackknife error."""
     count = len(values)
     total = values.sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):  # 0/0, an error relative to nothing, is NaN
@@ -28,7 +28,7 @@ def over_documents(statistic: Statistic, values: Array) -> tuple[Array, Array]:
 
 
 def jackknife(without_each: Array, axis: int) -> Array:
-    """Standard error √((n − 1) · variance) of a statistic from its n values along `axis`, each without one document."""
+    """Jackknife standard error of a statistic, from its n values along `axis`, each computed without one document."""
     return np.asarray(np.sqrt((without_each.shape[axis] - 1) * without_each.var(axis)))
 
 
@@ -40,10 +40,7 @@ def p_value(difference: float, stderr: float, freedom: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: with probability ≤ α any true null hypothesis has an adjusted p-value of at most α.
-
-    The k-th smallest of m p-values is multiplied by m − k + 1, and no smaller than those before it (Holm 1979: proved).
-    """
+    """Holm's adjusted p-values (1979), which bound the probability of any false rejection among all tests (proved)."""
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         adjusted[place] = highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))

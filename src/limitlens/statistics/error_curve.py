@@ -1,8 +1,7 @@
 """Error curves: the error of attention over n tokens relative to its infinite-token limit, at nested sizes n.
 
-`ErrorCurve` gives the error at each size, the rate of its decay, and the number n(ε) of tokens needed for an error ε.
-Intervals come from resampling whole replicates, because their sizes are nested, and clusters of queries, which all
-replicates share. Errors predicted from a few tokens (`PredictedErrors`) extend a measured curve or replace it.
+`ErrorCurve` gives errors with intervals, their rate of decay, and the number n(ε) of tokens for an error ε.
+`PredictedErrors` are computed from few tokens, and extend a measured curve or replace it.
 """
 
 import math
@@ -20,37 +19,35 @@ from limitlens.statistics.fit import Rate, fit_rate
 from limitlens.statistics.tokens_for import BEYOND, LINE_SIZES, TokensFor, between, crossing, power_law, whole
 from limitlens.theory.exact_bootstrap import BY_QUARTERS, PilotErrors
 
-FLOOR_MARGIN = 10  # errors below this many numerical floors are neither fitted nor used for n(ε)
+FLOOR_MARGIN = 10  # errors below this multiple of the numerical error are neither fitted nor used for n(ε)
 DRAWS = 200  # resamples of a prediction
-DRIFT = 2.0  # multiple of log e(M tokens) − log e(M/2 tokens) that is added to a prediction beyond the pilot
+DRIFT = 2.0  # multiple of log e(M tokens) − log e(M/2 tokens) added to a prediction from M tokens at n ≥ M
 WIDEST = math.log(2)  # half-width of an interval of log e from which on a prediction is not used
 _TINY = np.finfo(float).tiny
 
 
 @lru_cache(maxsize=8)
 def _draws(clusters: int, seed: int) -> tuple[NDArray[np.int64], Array]:
-    """Counts (DRAWS, clusters) of each query cluster in each resample, and Gaussian noise; cached for all heads."""
+    """Bootstrap counts (DRAWS, clusters) of query clusters, and Gaussian noise; cached, since all heads share them."""
     generator = random_stream(seed, 0xF0E5)
     counts = resample_counts(generator, clusters, DRAWS)
     return counts, generator.standard_normal((DRAWS, 1 + BY_QUARTERS))
 
 
 def _half_difference(halves: Array) -> Array:
-    """Standard shifts (heads, splits, K) of log e, from its values in halves of few splits, (2, splits, heads, K)."""
+    """Standard deviations (heads, splits, K) of log e, from its values in two halves (2, splits, heads, K)."""
     splits = halves.shape[1]
     return np.asarray(student_factor(splits) * (halves[0] - halves[1]) / 2 / math.sqrt(splits)).swapaxes(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class PredictedErrors:
-    """Relative errors at K sizes, predicted from a few tokens (the pilot): logarithms of prediction and resamples.
+    """Relative errors of attention at K sizes n, predicted from M tokens (the pilot), with resamples for intervals.
 
-    The expected squared errors (`theory.exact_bootstrap`) are exact for the pilot's own tokens. They are uncertain
-    because the pilot's queries and tokens are random: clusters of queries are resampled, and halves of the tokens,
-    split in three ways, are compared. At n beyond the pilot's M tokens the pilot itself has not converged: twice the
-    difference between M and M/2 tokens is added to log e (the bias falls like 1/√M or faster) and counted as uncertain.
-    A pilot of few windows of text also lacks the variation between windows, nearly equal at every n: the halves then
-    consist of whole windows, and the mean of their difference is added at every n.
+    The prediction is exact if the pilot is the whole distribution (`theory.exact_bootstrap`). Its uncertainty comes
+    from resampling the queries by window of text, and from comparing halves of the pilot. At n ≥ M, twice the change of
+    log e from M/2 to M tokens is added, and counted as uncertain (heuristic). If the pilot has few windows of text,
+    halves are whole windows, and their mean change of log e at small n is added at every n.
     """
 
     sizes: Array
@@ -61,10 +58,10 @@ class PredictedErrors:
     def of(
         cls, sizes: Array, found: PilotErrors, clusters: Any, tokens: int, seed: int, windows: bool = False
     ) -> list[Self]:
-        """Predicted errors of one or more heads, from the expected squared errors of their queries, head after head.
+        """Predict the errors of one or more heads from the expected squared errors `found` of their queries.
 
-        `clusters` (m,) groups the queries of each head, `tokens` is the size of the pilot; `windows` says that the
-        pilot has few windows of text, and that its quarters are made of whole ones.
+        The queries come head after head; `clusters` (m,) says which window of text each query of a head is from.
+        The prediction is made from `tokens` tokens; `windows` says that these are a few whole windows of text.
         """
         labels, inverse = np.unique(clusters, return_inverse=True)
         counts, noise = _draws(len(labels), seed)
@@ -99,15 +96,15 @@ class PredictedErrors:
         return bool(np.isfinite(self.logs).all())
 
     def at(self, n: Any) -> Array:
-        """Logarithm of the predicted error and of its resamples at sizes n, interpolated: (1 + draws, len(n))."""
+        """Logarithms of the predicted error and of its resamples, interpolated at sizes n: (1 + draws, len(n))."""
         return between(np.log(self.sizes), self.logs.astype(float), np.log(np.asarray(n, dtype=float)))
 
     def text_shifts(self, n: Any) -> Array:
-        """Standard shifts of log e at sizes n by other windows of text, in three directions: (3, len(n))."""
+        """Standard deviations of log e at sizes n due to the choice of text, in three directions: (3, len(n))."""
         return between(np.log(self.sizes), self.text, np.log(np.asarray(n, dtype=float)))
 
     def rate(self, n: Any) -> Rate:
-        """Rate (exponent) of the power law through the predicted errors at sizes n; no other law is compared."""
+        """Rate β of the power law c n^{−β} through the predicted errors at sizes n; no other law is compared."""
         x = np.log(np.asarray(n, dtype=float))
         logs, centred = self.at(n), x - x.mean()
         slopes = -(logs @ centred) / (centred @ centred)
@@ -119,35 +116,32 @@ class PredictedErrors:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ErrorCurve:
-    """Error of attention over n tokens at nested sizes n₁ < n₂ < …, from replicates and clusters of queries.
+    """Error of attention over n tokens against its infinite-token limit, at nested sizes n, with its rate and n(ε).
 
-    `error_moments` are |error|^moment as measured, averaged over the queries of each cluster (a window of text; a
-    study has one cluster) such that the mean over clusters is the mean over queries; control variates may make entries
-    negative. `outputs` are |output|^moment of the limit averaged in the same way and divided by their mean over
-    clusters: the choice of queries moves both.
+    Errors come from replicates (independent samples of tokens) and clusters of queries (those of one window of text).
+    The error is (mean of `error_moments`)^(1/moment).
     """
 
     sizes: tuple[int, ...]
-    error_moments: Array  # (clusters, replicates, sizes)
-    outputs: Array = field(default_factory=lambda: np.ones((1, 1)))  # (clusters, sizes)
+    error_moments: Array  # (clusters, replicates, sizes): |error|^moment; their mean over clusters is that over queries
+    outputs: Array = field(default_factory=lambda: np.ones((1, 1)))  # (clusters, sizes): |limit|^moment, of mean 1
     moment: int = 2  # 1 for E|error|, 2 for the root mean square error; their exponents can differ
     # measured error over true error, (sizes,): √(1 − n/N) where the reference is attention over N tokens
     finite_population_correction: Array = field(default_factory=lambda: np.ones(1))
     floor: Array = field(default_factory=lambda: np.zeros(1))  # numerical error, (sizes,); 0 for float64
     min_snr: float = 0.0  # an error below this many standard errors counts as noise: not fitted, not used for n(ε)
     seed: int = 0
-    # (k, sizes): changes of log e if other windows of text had been read, in k independent directions
-    text: Array = field(default_factory=lambda: np.zeros((0, 1)))
+    text: Array = field(default_factory=lambda: np.zeros((0, 1)))  # (k, sizes): shifts of log e by the choice of text
     prediction: PredictedErrors | None = None  # errors outside the sizes measured; without it, a power law
 
     @classmethod
     def of(cls, sizes: Any, rows: Array, **known: Any) -> Self:
-        """Error curve with one cluster of queries, from |error|^moment of each replicate (replicates, sizes)."""
+        """Make a curve from |error|^moment of each replicate (replicates, sizes), with all queries in one cluster."""
         return cls(tuple(int(size) for size in sizes), np.asarray(rows, dtype=float)[None], **known)
 
     @classmethod
     def predicted(cls, sizes: Any, prediction: PredictedErrors, seed: int = 0) -> Self:
-        """Error curve at the sizes from a prediction alone, without measured replicates."""
+        """Make a curve at the sizes from predicted errors alone, without measured replicates."""
         return cls(tuple(int(n) for n in sizes), np.empty((1, 0, len(sizes))), prediction=prediction, seed=seed)
 
     @property
@@ -193,7 +187,7 @@ class ErrorCurve:
 
     @cached_property
     def stderr(self) -> Array:
-        """Standard error of the error at each size, over replicates, clusters of queries and windows of text."""
+        """Standard error of the error at each size, due to replicates, queries and windows of text: (sizes,)."""
         if not self.measured:
             return np.asarray(self.error * self._line[1][1:].std(0, ddof=1))
         return np.asarray(self.error * self._bootstrap.stderr)
@@ -226,7 +220,7 @@ class ErrorCurve:
 
     @cached_property
     def rate(self) -> Rate | None:
-        """Fitted rate of decay of the error with n; None with fewer than three usable sizes."""
+        """Fitted exponent with which the error decays with n; None with fewer than three usable sizes."""
         if not self.defined:
             return None
         if self._prediction_alone is not None:
@@ -242,11 +236,10 @@ class ErrorCurve:
 
     @cached_property
     def pool_share(self) -> float:
-        """Error of the reference, all N tokens, over the error at the largest n: (n/N)^β if both follow a power law.
+        """Error of the reference (attention over N tokens) over the error at the largest n; large values are a warning.
 
-        Errors m are measured against the reference: m² = e(n)² − e(N)². β is the exponent for which m falls over the
-        last sizes like the measured errors. For β = 1/2, m²/e² is the factor 1 − n/N of any average, for which the
-        curve is corrected. A reference with a larger error makes the measured errors too small.
+        Measured errors m are against the reference, m² = e(n)² − e(N)², so they are too small. The share is (n/N)^β,
+        with the exponent β that gives the measured decay of m over the last sizes.
         """
         if not self.measured:
             return 0.0
@@ -258,7 +251,7 @@ class ErrorCurve:
         centred = x - x.mean()
 
         def steeper(beta: float) -> float:
-            """Slope of an error curve with exponent `beta` minus the slope of the measured curve, up to a factor."""
+            """How much steeper m decays with exponent `beta` than the measured errors, up to a factor."""
             return float(centred @ (y + beta * x - 0.5 * np.log1p(-(inside ** (2 * beta)))))
 
         ends = (1e-3, 2.0)
@@ -267,10 +260,7 @@ class ErrorCurve:
 
     @cached_property
     def _line(self) -> tuple[Array, Array]:
-        """Logarithms of n (J,), and of the errors of the curve and its resamples (1 + resamples, J), at usable sizes.
-
-        Resamples are reflected about the curve (basic bootstrap), because their bias has the opposite sign.
-        """
+        """Logarithms of usable sizes n (J,), and of the errors with basic bootstrap resamples (1 + resamples, J)."""
         if self._prediction_alone is not None:
             return np.log(np.asarray(self.sizes, float)), self._prediction_alone.at(self.sizes)
         kept = self.usable
@@ -282,7 +272,7 @@ class ErrorCurve:
 
     @cached_property
     def _extended(self) -> tuple[Array, Array]:
-        """Logarithms of n and of the errors as in `_line`, extended beyond measured sizes by a precise prediction."""
+        """Logarithms of n and of errors as in `_line`, extended beyond the measured sizes by a precise prediction."""
         x, y = self._line
         if self.prediction is None or not self.prediction.defined:
             return x, y
@@ -300,12 +290,12 @@ class ErrorCurve:
 
     @property
     def farthest(self) -> int:
-        """Largest n to which the curve is extrapolated: end of the prediction, or ten times the largest size."""
+        """Largest n to which the curve is extrapolated: the end of a prediction, or ten times the largest size."""
         end = math.exp(self._extended[0][-1]) if self._fits_line else 0.0
         return round(end) if end > 1.001 * self.sizes[-1] else BEYOND * self.sizes[-1]
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:
-        """Number of tokens n(ε) from which on the error e(n) √(1 − n/C) over n of C = `context` tokens is ≤ `error`."""
+        """Number n of tokens from which on the error e(n) √(1 − n/C) is at most `error`, for a context of C tokens."""
         if not 0 < error < math.inf:
             raise InputError(f"the error is {error:g}; expected a positive number, such as 0.05")
         if not context >= 1:
@@ -331,7 +321,7 @@ class ErrorCurve:
         )
 
     def predict(self, n: float) -> tuple[float, float, float]:
-        """Error over n tokens with the ends of its 95% interval, inter- or extrapolated; NaN beyond `farthest`."""
+        """Error over n tokens and the ends of its 95% interval, by inter- or extrapolation; NaN beyond `farthest`."""
         if not self._fits_line or n > 1.000001 * self.farthest:
             return math.nan, math.nan, math.nan
         x, y = self._extended

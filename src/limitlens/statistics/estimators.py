@@ -1,11 +1,8 @@
-"""Estimators of the error of attention over n tokens from few queries, without upward bias.
+"""Estimators of the error of attention over n tokens from few queries, without the upward bias by their noise.
 
-Queries are the first q ≤ n tokens of a sample of n tokens; Y = Γ_n (outputs over the sample) and G = Γ (infinite-token
-limits) at the queries. Shapes: r replicates, q queries, v output coordinates. The limit is a control variate:
-the mean of Y over all n tokens is estimated by mean_q(Y − G) + mean_n(G), its covariance by cov_q(Y) − cov_q(G) +
-cov_n(G), so that only the small difference is estimated from the queries. The remaining noise biases every norm
-upwards. In a squared norm the bias is the variance of one query's term over their number, and is subtracted. The norm
-itself is computed with all, half and a quarter of the queries, and extrapolated to zero noise.
+The queries are q of the n tokens. At them, Y = Γ_n are outputs over the sample and G = Γ infinite-token limits, which
+serve as a control variate. The mean of Y over all n tokens is estimated by mean_q(Y − G) + mean_n(G), its covariance by
+cov_q(Y) − cov_q(G) + cov_n(G). Shapes: r replicates (samples), q queries, v output coordinates.
 """
 
 from __future__ import annotations
@@ -28,12 +25,12 @@ from limitlens.measures import Gaussian
 LEAST_KEPT = 0.02  # smallest share of a squared error left after its noise is subtracted
 _SQUARINGS = 20
 FEWEST_REPLICATES = 30  # per coefficient of a control variate; with fewer, one outlier can increase the variance
-PARTS = (1, 2, 4)  # numbers of parts into which the queries are divided, to extrapolate in the number of queries
+PARTS = (1, 2, 4)  # the queries are used whole, in halves and in quarters, to extrapolate in their number
 
 
 @dataclass(frozen=True)
 class TokenSums:
-    """Sums over the tokens of each of r replicates of vectors z (tokens, or limits at them): Σ z and Σ zzᵀ."""
+    """Sums Σ z and Σ zzᵀ over the tokens of each of r samples, where z is a vector for each token."""
 
     count: int  # number n of tokens
     first: Tensor  # (r, f)
@@ -63,10 +60,7 @@ class TokenSums:
 
 @dataclass(frozen=True)
 class QuerySums:
-    """Sums, over each quarter of the queries (every fourth query), of centred vectors (r, q, v) and of their products.
-
-    Sums over halves and over all queries follow from sums over quarters, so products are computed once.
-    """
+    """Sums of centred vectors (r, q, v) and of their products, over each quarter of the queries (every fourth one)."""
 
     counts: tuple[int, ...]  # queries in each quarter
     centre: Tensor  # (r, v): the mean of the vectors
@@ -75,7 +69,7 @@ class QuerySums:
 
     @classmethod
     def of(cls, vectors: Tensor) -> QuerySums:
-        """Sums over quarters of the queries of vectors (r, q, v), minus their mean over queries."""
+        """Compute the sums from vectors (r, q, v), after subtracting their mean over queries."""
         centre = vectors.mean(1)
         centred = vectors - centre[:, None]
         parts = [centred[:, k :: PARTS[-1]] for k in range(PARTS[-1])]
@@ -83,7 +77,7 @@ class QuerySums:
         return cls(tuple(part.shape[1] for part in parts), centre, *(torch.stack(of, 1) for of in sums))
 
     def part(self, k: int, parts: int) -> tuple[Tensor, Tensor]:
-        """Mean (r, v) and covariance (r, v, v) of the vectors over the k-th of 1, 2 or 4 `parts` of the queries."""
+        """Mean (r, v) and covariance (r, v, v) of the vectors over part k of the queries, of 1, 2 or 4 `parts`."""
         count, first = sum(self.counts[k::parts]), self.first[:, k::parts].sum(1)
         scatter = self.second[:, k::parts].sum(1) - first[:, :, None] * first[:, None, :] / count
         return self.centre + first / count, scatter / max(count - 1, 1)
@@ -92,8 +86,7 @@ class QuerySums:
 def norm_by_squaring(symmetric: Tensor) -> Tensor:
     """Largest absolute eigenvalue (r,) of symmetric matrices (r, v, v) by repeated squaring, which suits a GPU.
 
-    Also valid for a product of two positive definite matrices, whose eigenvalues are positive. With x the longest
-    column of M to the power 2²⁰, |M x| / |x| differs from the eigenvalue by less than 4e-6 of it, for v = 64.
+    Also valid for a product of two positive definite matrices. The relative error is below 4e-6 for v = 64.
     """
     power = symmetric
     for _ in range(_SQUARINGS // 4):
@@ -109,14 +102,13 @@ def norm_by_squaring(symmetric: Tensor) -> Tensor:
 def replicate_errors(
     Y: Tensor, G: Tensor, limits: QuerySums, sums: TokenSums, mean: Tensor, covariance: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Error norms of each replicate by name, the query noise in their squares, and the norms from fewer queries.
+    """Errors of attention in each of r samples, the noise of few queries in their squares, and errors by fewer queries.
 
-    Outputs `Y` and limits `G` at the queries are (r, q, v); `limits` are the sums of G over the queries, `sums` those
-    of the limits at all n tokens; `mean` and `covariance` are of the limit under the law of tokens. The norms (r,) are
-    of the error of the outputs' "mean" |·| and "covariance" ‖·‖_F with all n tokens as queries, and "output", the root
-    mean square error over queries. Subtracting the noise from the square of the first two removes their bias; it is 0
-    if all tokens are queries. Norms from fewer queries (r, 2) are averages over halves and over quarters; for the mean,
-    whose noise is known exactly, squares are appended (r, 4).
+    Outputs `Y` and limits `G` at the queries are (r, q, v). `limits` are sums of G over the queries, `sums` over all n
+    tokens. `mean` and `covariance` are the limit's, under the distribution of tokens. The errors (r,) are norms by
+    name: "mean" and "covariance" are of the outputs' mean and covariance, "output" is the root mean square over
+    queries. The noise (r,) is the bias of the squares of the first two. Errors from fewer queries (r, 2) are means over
+    halves and over quarters of the queries; for "mean", means of their squares follow (r, 4).
     """
     q, n, outputs = Y.shape[1], sums.count, QuerySums.of(Y)
     limit_mean = sums.first / n
@@ -157,15 +149,13 @@ def _noise(D: Tensor, G: Tensor) -> dict[str, Tensor]:
 
 
 def denoised(errors: Array, noise: Array | None, fewer: Array, queries: int, sizes: Sequence[int]) -> Array:
-    """Rows (replicates, sizes) whose mean over replicates is the mean error norm without query noise (verified).
+    """Remove the bias by few queries from errors: rows (replicates, sizes) whose mean is the mean error without it.
 
-    The noise of q of n queries has a variance proportional to u = 1/q − 1/n, and (E|error|)² is nearly linear in u. So
-    a parabola through the values with all, half and a quarter of the queries, `fewer` (replicates, sizes, 2), is
-    extrapolated to u = 0. If the `noise` in the squares (replicates, sizes) is known and `fewer` also has the squares
-    (4), E|error|² at u = 0 needs no extrapolation, and the parabola is used only for (E|error|)²/E|error|², which
-    varies less. Each row carries its influence on the extrapolation to first order, so that the variance of the rows is
-    that of the corrected error. The covariance's error, 4% to 8% too large before, is within 0.7% after (d = 4,
-    H = 0.4, n = 100 to 800, 32 queries).
+    With q of n queries the noise has a variance proportional to u = 1/q − 1/n. A parabola in u through (E|error|)² with
+    all, half and a quarter of the queries, `fewer` (replicates, sizes, 2), is extrapolated to u = 0. If the `noise` in
+    the squares is known, and `fewer` has the squares too (4), it is subtracted from E|error|², and only the ratio
+    (E|error|)²/E|error|² is extrapolated. The variance of the rows is that of the corrected error. Verified: the error
+    of the covariance is 4% to 8% too large before, and within 0.7% after (d = 4, H = 0.4, n ≤ 800, 32 queries).
     """
     norms, weights = np.concatenate((errors[..., None], fewer[..., :2]), -1), _at_no_noise(queries, sizes)
     means, tiny = norms.mean(0), np.finfo(float).tiny
@@ -194,18 +184,17 @@ def _at_no_noise(queries: int, sizes: Sequence[int]) -> Array:
 
 
 def members(clusters: NDArray[np.intp], device: torch.device) -> Tensor:
-    """Matrix (m, C) with 1 where query m belongs to cluster C and 0 elsewhere, from cluster numbers (m,)."""
+    """Indicator matrix (m, C) of the cluster that each of m queries belongs to, from cluster numbers (m,)."""
     return to_device(np.eye(clusters.max() + 1)[clusters], device)
 
 
 class ClusteredMoments:
-    """Squared errors of the mean and of the covariance of outputs over m queries, for each sample, without upward bias.
+    """Squared errors of the mean and of the covariance of attention outputs over m queries, without upward bias.
 
-    The limit Γ is (..., G · m, v), for G heads. With D = Γ_n − Γ at the queries, the error of the mean is D̄, and that
-    of the covariance is Δ = mean of DHᵀ + HDᵀ, H = Γ + D/2, with D and H centred. Few queries add noise, which biases
-    |D̄|² and ‖Δ‖²_F upwards, and queries of one cluster (a window of text) share it. So only pairs of queries from
-    different clusters count: with S_c the sum over cluster c, |Σ S_c|² − Σ |S_c|² over the number of these pairs is
-    unbiased for the mean. The covariance keeps a relative bias of 1/(number of clusters). Values may be negative.
+    Let D = Γ_n − Γ at the queries, Γ the infinite-token limit. The error of the mean is D̄, and that of the covariance
+    is the mean of DHᵀ + HDᵀ, H = Γ + D/2, with D and H centred. Queries of one cluster (a window of text) share their
+    noise, so squares sum over pairs of queries from different clusters only, and may be negative. The mean's is
+    unbiased; the covariance's keeps a relative bias of 1/(number of clusters). `limit` is Γ (..., G · m, v) of G heads.
     """
 
     def __init__(self, limit: Tensor, clusters: NDArray[np.intp], replicates: int, sizes: int) -> None:
@@ -228,10 +217,10 @@ class ClusteredMoments:
         self.stacked = self.centred.new_zeros(0)  # that layout, (r · G, C, 2 s, v); padding stays 0
 
     def add(self, replicates: slice, sizes: slice, difference: Tensor) -> None:
-        """Store the squared errors of these sizes and replicates, from differences Γ_n − Γ (s, r, ..., G · m, v).
+        """Store the squared errors of some replicates and sizes, from differences Γ_n − Γ (s, r, ..., G · m, v).
 
-        With one cluster they are NaN. The value of a cluster is twice the mean over its pairs minus the mean over all
-        pairs: leaving a cluster out then moves the mean over clusters as it moves the squared error, to first order.
+        Each cluster of queries gets a jackknife pseudovalue (to first order) of the squared error; NaN with one
+        cluster.
         """
         pairs = self._pairs(difference.float().reshape(-1, *self.limit.shape[1:])).double()
         pairs = pairs.reshape(2, *difference.shape[:2], len(self.limit), -1)  # (2, s, r, G, C)
@@ -239,10 +228,10 @@ class ClusteredMoments:
         self.found[..., replicates, sizes] = (2 * shares - shares.mean(-1, keepdim=True)).permute(0, 3, 4, 2, 1)
 
     def squares(self) -> dict[str, list[Array]]:
-        """Squared errors (heads, C, R, J) of the outputs' "mean" and "covariance", with weights and scales for each.
+        """Squared errors of the outputs' "mean" and "covariance", with weights and with scales for relative errors.
 
-        Axes are C clusters, R replicates, J sizes. Weights (heads, C, J) are 1, since mean and covariance of the limit
-        count as known; scales (heads, J) are the norms of these, by which relative errors divide.
+        Shapes are (heads, C, R, J), (heads, C, J) and (heads, J), for C clusters of queries, R replicates and J sizes.
+        Weights are 1. Scales are the norms of the limit's mean and covariance.
         """
         spread = self.centred.double()
         norms = (self.limit.mean(1).norm(dim=-1), torch.linalg.matrix_norm(spread.mT @ spread / spread.shape[1]))
@@ -253,7 +242,7 @@ class ClusteredMoments:
         }
 
     def _pairs(self, errors: Tensor) -> Tensor:
-        """Sums over pairs of each cluster with the others, for mean and covariance: (·, m, v) to (2, ·, C)."""
+        """Sums over pairs of queries, one in each cluster and one in another: errors (·, m, v) to (2, ·, C)."""
         middle = errors.mean(1, keepdim=True)
         D = errors - middle
         H = torch.add(self.centred, D.reshape(-1, *self.limit.shape), alpha=0.5).flatten(0, 1)
@@ -281,14 +270,12 @@ class ClusteredMoments:
 
 
 class GaussianControls:
-    """Control variates for Gaussian tokens: functions of a sample that correlate with its errors and have mean zero.
+    """Control variates for Gaussian tokens: numbers of mean zero that correlate with the errors of a sample (proved).
 
-    At a small horizon the errors of a sample of n Gaussian tokens come from its mean x̄ and covariance S. With Σ the
-    covariance of the law, g = VΣA the slope of the limit, Δ = S − Σ and M = AΣgᵀ, the errors to first order in (x̄, Δ)
-    are V (I + ΣA) (x̄ − E x) for the mean of the outputs, and T(Δ) = VΔM + MᵀΔVᵀ + gΔgᵀ for their covariance. The
-    expected squares of both are known exactly for every n and horizon, so each square minus its expectation is a
-    control variate (proved). They remove nearly all of the variance of the mean's error at a small horizon, and nothing
-    far beyond H = 1 (measured).
+    Let x̄ and S be the mean and covariance of the sample, Σ that of the law, Δ = S − Σ, g = VΣA and M = AΣgᵀ. To first
+    order the error of the outputs' mean is V (I + ΣA) (x̄ − E x), that of their covariance T(Δ) = VΔM + MᵀΔVᵀ + gΔgᵀ.
+    The expected squares of both are known, so each square minus its expectation is a control variate. They remove
+    nearly all variance of the mean's error where H = ‖Σ^{1/2} A Σ^{1/2}‖₂ is small, none far beyond H = 1.
     """
 
     def __init__(self, measure: Gaussian, head: Head, device: torch.device | str = "cpu") -> None:
@@ -320,11 +307,10 @@ class GaussianControls:
 
 
 def controlled(rows: Array, controls: Array) -> Array:
-    """Rows (replicates, sizes) minus the part that the control variates (replicates, sizes, F) explain.
+    """Reduce the variance of rows (replicates, sizes) by regression on control variates (replicates, sizes, F).
 
-    A least-squares fit per size; each row is adjusted by the fit to all others, b₋ᵣ = b − (XᵀX)⁻¹xᵣ eᵣ/(1 − hᵣ). The
-    controls of a row, of mean zero, are then independent of its coefficients, so adjusted rows have exactly the
-    expectation of the rows (proved). With fewer than 30 replicates per coefficient, rows are returned unchanged.
+    Each row is corrected with the fit to all other rows, so its expectation does not change (proved). With fewer than
+    30 replicates per coefficient, rows are returned unchanged.
     """
     count, sizes, known = controls.shape
     if not known or count < FEWEST_REPLICATES * (known + 1):

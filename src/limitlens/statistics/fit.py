@@ -1,9 +1,7 @@
 """Rates (exponents of decay with n) fitted to error curves, with confidence intervals.
 
-An error is the mean of |error|^moment to the power 1/moment: moment 1 is E|error|, moment 2 the root mean square, and
-the two can have different exponents. Nested sizes are correlated, so uncertainty comes from resampling whole rows.
-The power law is e = c n^{−β}; the logarithmic law e = c (ln n)^{−γ} has as many parameters, so the difference of their
-misfits is the difference of their information criteria (AIC).
+The power law e = c n^{−β} is compared with the logarithmic law e = c (ln n)^{−γ}. Both have two parameters, so the
+difference of their misfits χ² is that of their information criteria (AIC).
 """
 
 from dataclasses import asdict, dataclass
@@ -21,7 +19,7 @@ DECIDES = 10  # evidence from which on one law is preferred to the other
 
 @dataclass(frozen=True)
 class Rate:
-    """Rate β of the power law e = c n^{−β} fitted to an error curve, and its comparison with a logarithmic law."""
+    """Exponent β of the power law e = c n^{−β} fitted to an error curve, and a comparison with a logarithmic law."""
 
     slope: float  # β > 0 of e = c n^{−β}; always of the power law, so that rates can be compared
     stderr: float  # standard error and 95% interval of the slope, over replicates, clusters of queries and windows
@@ -30,15 +28,15 @@ class Rate:
     evidence: float  # AIC(log) − AIC(power): positive for the power law, noticeable beyond ±2, decisive beyond ±10
     log_exponent: float  # γ of e = c (ln n)^{−γ}
     misfit: float  # χ² per degree of freedom of the better law; far above 1 neither law holds on these sizes
-    used: tuple[int, ...]  # sizes in the fit; those too close to the numerical floor are left out
+    used: tuple[int, ...]  # sizes in the fit; those with errors too close to numerical error are left out
 
     @property
     def law(self) -> str:
-        """Law of decay that the evidence decides for: "power", "log" or "undecided"."""
+        """Law that fits decisively better: "power" or "log", or "undecided" if the AIC differ by less than 10."""
         return "undecided" if abs(self.evidence) < DECIDES else "power" if self.evidence > 0 else "log"
 
     def document(self) -> dict[str, Any]:
-        """Fitted rate as a dictionary for JSON; `law` is the better law, `verdict` the law if the evidence decides."""
+        """Fitted rate as a dictionary for JSON; `law` is the better law, `verdict` the same or "undecided"."""
         return {**asdict(self), "law": "power" if self.evidence >= 0 else "log", "verdict": self.law}
 
     def __str__(self) -> str:
@@ -47,7 +45,7 @@ class Rate:
 
 
 def fit_rate(sizes: Array, bootstrap: TwoWayBootstrap, usable: NDArray[np.bool_] | None = None) -> Rate | None:
-    """Rate of decay fitted to an error curve at the `usable` sizes; None below three such sizes or two replicates."""
+    """Fit the rate of decay of an error curve at the `usable` sizes; None below three such sizes or two replicates."""
     n = np.asarray(sizes, dtype=np.float64)
     mean = bootstrap.error_moments.mean((0, 1))
     keep = np.ones(len(n), bool) if usable is None else usable.copy()
@@ -85,16 +83,16 @@ def fit_rate(sizes: Array, bootstrap: TwoWayBootstrap, usable: NDArray[np.bool_]
 
 
 def _line_weights(x: Array) -> Array:
-    """Weights w₀ and w₁, (2, sizes): w₀·y and w₁·y are intercept and slope of the least-squares line of y over x."""
+    """Weights (2, sizes) whose products with y are the intercept and slope of the least-squares line of y over x."""
     design = np.stack((np.ones_like(x), x))
     return np.asarray(np.linalg.solve(design @ design.T, design), dtype=np.float64)
 
 
 def _misfit(x: Array, y: Array, covariance: Array, count: int) -> float:
-    """Misfit χ² of the best line through points (x, y) whose errors have the given covariance.
+    """Misfit χ² of the best line through points (x, y), with a covariance of y estimated from `count` replicates.
 
-    The covariance is estimated from `count` replicates. The inverse of such an estimate makes χ² too large by the
-    factor (count − 1)/(count − 2 − len(x)), which is divided out; with too few replicates, correlations are ignored.
+    The factor (count − 1)/(count − 2 − len(x)) by which such an estimate increases χ² is divided out. With too few
+    replicates, correlations are ignored.
     """
     points = len(x)
     spare = count - 2 - points

@@ -1,11 +1,8 @@
-"""Regime of a head at the sizes measured: the head averages, selects among a few keys, or has frozen onto one key.
+"""Regime of a head at the sizes measured: it averages over many keys, selects a few, or is frozen onto one key.
 
-The regime follows from three numbers: the effective tokens 1/Σw² at the largest n, the exponent γ with which they grow
-like n^γ over the last sizes, and the largest weight.
-
-The limits between regimes are conventions, set where Gaussian scores of standard deviation τ change their behaviour.
-Let L = √(2 ln n). For τ < L/2 the central limit theorem holds and there are n e^{−τ²} effective tokens, √n of them at
-τ = L/2; for τ > L the largest score dominates. With n = 4096, L is 4.08, and γ is 0.77 at τ = 2 and 0.29 at τ = 4.
+The regime follows from the effective tokens 1/Σw² at the largest n, the exponent γ of their growth n^γ, and the largest
+weight. Thresholds are conventions, set where Gaussian scores of standard deviation τ change behaviour. Let L = √(2 ln
+n). For τ < L/2 there are n e^{−τ²} effective tokens, more than √n. For τ > L the largest score dominates.
 """
 
 import math
@@ -22,15 +19,14 @@ from limitlens.statistics.bootstrap import random_stream, resample_counts
 RESAMPLES = 200
 SURE = 0.9  # share of agreeing resamples below which the reason says that the regime is uncertain
 GROWTH_SIZES = 3  # γ is fitted to the last sizes: small samples rarely contain the tail of the weights
-# Limits between the regimes; "growth" is the exponent γ of the effective tokens.
 AVERAGING_POWER = 0.5  # an averaging head has at least n^power effective tokens at the largest n
-AVERAGING_GROWTH = 0.75  # smallest growth of an averaging head
+AVERAGING_GROWTH = 0.75  # smallest exponent γ of an averaging head
 FROZEN_WEIGHT = 0.5  # smallest value of a frozen head's largest weight
-FROZEN_GROWTH = 0.3  # largest growth of a frozen head
+FROZEN_GROWTH = 0.3  # largest exponent γ of a frozen head
 
 
 class Regime(Outcome):
-    """How a head spreads its attention over keys; the value of a member is the word shown in documents."""
+    """How a head spreads its attention: over many keys, over some that depend on the tokens, or on one key."""
 
     AVERAGING = (
         "averaging",
@@ -52,19 +48,20 @@ class Regime(Outcome):
 
 @dataclass(frozen=True)
 class RegimeVerdict:
-    """Regime of a head and the reason in words; `growth` is the exponent γ of its effective tokens, None for one n."""
+    """Regime of a head (averaging, selective or frozen) and the reason in words."""
 
     regime: Regime
     reason: str
-    growth: float | None
+    growth: float | None  # exponent γ of the growth n^γ of the effective tokens; None for one n
     agreement: float | None = None  # share of the resamples with the same regime; None without resamples
 
 
 def classify(effective_tokens: Array, sizes: Array, top_weight: float) -> RegimeVerdict:
-    """Regime of a head, from its effective tokens 1/Σw² (J,) at sizes n (J,) and its largest weight at the last size.
+    """Classify a head as averaging, selective or frozen, from its effective tokens 1/Σw² (J,) and its largest weight.
 
-    Averaging: many effective tokens, which grow about like n. Frozen: the largest weight holds most of the mass and the
-    effective tokens hardly grow. Selective: everything between. All numbers are means over queries.
+    Effective tokens are given at `sizes` (J,), the largest weight at the last size, as means over queries. An averaging
+    head has many effective tokens, which grow about like n. In a frozen head one weight holds most of the mass and they
+    hardly grow. Any other head is selective.
     """
     tokens, n = np.asarray(effective_tokens, dtype=float), np.asarray(sizes, dtype=float)
     if tokens.shape != n.shape or n.ndim != 1 or not n.size:
@@ -87,10 +84,10 @@ def classify(effective_tokens: Array, sizes: Array, top_weight: float) -> Regime
 def resampled(
     verdict: RegimeVerdict, effective: Array, top: Array, members: Array, sizes: Array, seed: int
 ) -> RegimeVerdict:
-    """Add to the verdict on a head the share of bootstrap resamples that agree, and a doubt to its reason if few do.
+    """Add to a head's verdict the share of bootstrap resamples that agree, and a doubt to its reason if few do.
 
-    Replicates and clusters of queries are resampled. Effective tokens (W, C, J) and largest weights (W, C) are sums
-    over the `members` (C,) of each of C clusters in each of W replicates.
+    Replicates and clusters of queries (windows of text) are resampled. Effective tokens (W, C, J) and largest weights
+    (W, C) are sums over the queries of each cluster, `members` (C,) many, in each of W replicates.
     """
     replicates, clusters = top.shape
     if clusters < 2:
@@ -110,7 +107,7 @@ def resampled(
 
 @lru_cache(maxsize=4)
 def _weights(replicates: int, clusters: int, seed: int) -> tuple[Array, Array]:
-    """Bootstrap weights of (replicate, cluster) pairs, whose rows sum to 1, and of clusters, cached for all heads."""
+    """Bootstrap weights of (replicate, cluster) pairs, and of clusters, (resamples, ·) each; cached for all heads."""
     generator = random_stream(seed, 0x4E61)
     rows, columns = (resample_counts(generator, count, RESAMPLES) / count for count in (replicates, clusters))
     return (rows[:, :, None] * columns[:, None]).reshape(RESAMPLES, -1), columns

@@ -1,7 +1,6 @@
-"""Tests of tails, which decide whether a bound applies: Pareto shape of attention weights, log-moment curves of tokens.
+"""Tests of tails, which decide whether a bound applies: of attention weights by a Pareto fit, of tokens by log-moments.
 
-A generalised Pareto law with shape k has finite moments only below the order 1/k, so weights with k̂ < 1/2 look like a
-law of finite variance. k̂ describes the observed tail; `theory.observed_validity` judges intervals.
+A generalised Pareto law of shape k has finite moments only below order 1/k, so k̂ < 1/2 suggests a finite variance.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ def tail_length(n: int) -> int:
 
 
 def sorted_shape(scores: Any) -> Any:
-    """Pareto shape k̂ (...) of the tail of softmax weights, from the m + 1 largest scores (..., m + 1) of each query.
+    """Pareto shape k̂ (...) of the tail of softmax weights, from the largest scores (..., m + 1) of each query.
 
-    `scores` are the m + 1 = `tail_length(n)` + 1 ≥ 6 largest of n scores, increasing; an array or tensor on any device.
-    The generalised Pareto law is fitted to the weights e^{score} above that of the smallest score; a shift of all
-    scores changes nothing. The shape is shrunk towards 1/2 with the weight of ten observations, as in Vehtari et al.
+    `scores` are the m + 1 largest of n scores in increasing order, m = `tail_length(n)` ≥ 5. The fit is to the weights
+    e^{score} above the smallest. k̂ is shrunk towards 1/2 with the weight of ten observations, as in Vehtari et al.
     """
     # Exceedances in units of the threshold, from the logarithm, so that equal scores give exact zeros.
     lib, m = library(scores), scores.shape[-1] - 1
@@ -45,11 +43,9 @@ def sorted_shape(scores: Any) -> Any:
 
 
 def fit_generalised_pareto(x: Any) -> tuple[Any, Any]:
-    """Shape k and scale σ of a generalised Pareto law fitted by the posterior mean of Zhang and Stephens (2009).
+    """Fit the shape k and scale σ of a generalised Pareto law by the posterior mean of Zhang and Stephens (2009).
 
-    The density is σ^{-1} (1 + k x/σ)^{-1/k - 1} of the exceedances x ≥ 0 of a threshold, given in increasing order,
-    (..., m ≥ 5) to (...) twice. The profile likelihood in θ = -k/σ is averaged over a grid placed by the first
-    quartile, without iteration.
+    The density is σ^{-1} (1 + k x/σ)^{-1/k - 1}. `x` (..., m ≥ 5) are exceedances of a threshold, in increasing order.
     """
     lib, m = library(x), x.shape[-1]
     flat = x[..., -1:] <= 0.0
@@ -72,7 +68,7 @@ def fit_generalised_pareto(x: Any) -> tuple[Any, Any]:
 
 
 class Verdict(Outcome):
-    """Verdict on whether a set of tokens has tails as light as Gaussian ones (sub-Gaussian)."""
+    """Verdict on whether tokens have tails as light as Gaussian ones (are sub-Gaussian)."""
 
     SUB_GAUSSIAN = (
         "sub-Gaussian",
@@ -101,11 +97,11 @@ class Verdict(Outcome):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TailReport(Result):
-    """Result of the test whether tokens x are sub-Gaussian: curves log E e^{t·x} in several directions, tail of |x|."""
+    """Result of the test whether tokens x are sub-Gaussian, by K(t) = log E e^{t·x} and the tail of the norms |x|."""
 
     kind, file = "tail verdict", "tails"
     verdict: Verdict
-    tilts: Array  # (points,): lengths s of the tilts in whitened coordinates
+    tilts: Array  # (points,): lengths s of t in whitened coordinates
     excess: Array  # (directions, points): K̂(s u)/(s²/2) - 1 along u, positive where tokens exceed the Gaussian curve
     stderr: Array  # (directions, points): standard error of the excess (delta method, whitening included)
     variance_proxy: float  # the largest K̂(s u)/(s²/2), at least 1: times Σ, the variance proxy seen in the sample
@@ -119,13 +115,13 @@ class TailReport(Result):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table of the excess over the Gaussian curve, one row per direction and length of the tilt."""
+        """Table of the excess of K(t) over the Gaussian curve, one row per direction and length of t."""
         columns = np.broadcast_arrays(np.arange(len(self.excess))[:, None], self.tilts, self.excess, self.stderr)
         names = ("direction", "tilt", "excess", "stderr")
         return pd.DataFrame({name: column.ravel() for name, column in zip(names, columns, strict=True)})
 
     def view(self) -> View:
-        """Page of the report: the verdict, then the log-moment curves in order of decreasing excess over Gaussian."""
+        """Page of the report: the verdict, then the curves of K in order of decreasing excess over the Gaussian one."""
         order = self.excess.max(axis=1).argsort()[::-1].tolist()
         rows: list[list[Cell]] = [[i, *cells(self.excess[i], self.stderr[i])] for i in order]
         series = [
@@ -152,17 +148,13 @@ class TailReport(Result):
 
 
 def check_tails(tokens: Any, points: int = 8) -> TailReport:
-    """Test whether tokens (n, d) are sub-Gaussian: log-moment curve against ½ tᵀΣt along directions, tail of norms.
+    """Test whether tokens (n ≥ 100, d) are sub-Gaussian, which bounds assume; they may be an array or a tensor.
 
-    At least 100 tokens, an array or a tensor on any device, are centred and whitened with their own covariance; the
-    directions are both signs of the principal axes and of the coordinate axes. The curve has `points` lengths up to
-    s = √(2 ln n)/2, beyond which a sample of n cannot resolve K. An excess is significant from four standard errors on
-    (in one dimension; more with more directions).
-
-    Mardia's kurtosis E|y|⁴ is tested the same way: strictly sub-Gaussian laws have at most the d(d+2) of the Gaussian
-    one, since κ₃ = 0 and κ₄ t⁴/24 is the next term of K after ½ t². A power tail needs a Pareto shape k̂ of the norms
-    three standard errors above zero, one standard error in the upper quarter of the tail, and mostly distinct values
-    (Gaussian norms have a slightly negative k̂, exponential ones zero; a law on few points has no power tail).
+    Tokens y, centred and whitened with their own covariance, are compared with a Gaussian law in three ways. First, log
+    E e^{s u·y} must not exceed s²/2, for both signs of the principal and coordinate axes u, and for `points` lengths up
+    to s = √(2 ln n)/2, the most that n tokens resolve. Second, Mardia's kurtosis E|y|⁴ must not exceed d(d+2), as in
+    strictly sub-Gaussian laws. Both count from about four standard errors on. Third, the norms must have no power tail:
+    a Pareto shape three standard errors above zero, one in the upper quarter of the tail, and mostly distinct values.
     """
     x = tokens if hasattr(tokens, "detach") else as_array("tokens", tokens, ndim=2)
     if len(x) < 100 or x.shape[1] < 1:
@@ -195,10 +187,7 @@ def check_tails(tokens: Any, points: int = 8) -> TailReport:
 
 
 def tokens_needed(dim: int) -> int:
-    """Number of tokens from which `check_tails` detects one Laplace direction among `dim` nine times in ten (verified).
-
-    Its excess kurtosis 3 must be 4 + 1.3 standard errors √(8d(d+2)/n); 300 more for the noise of the direction itself.
-    """
+    """Number of tokens with which `check_tails` detects one Laplace direction of `dim` nine times in ten (verified)."""
     return 28 * dim * (dim + 2) + 300
 
 
@@ -209,10 +198,7 @@ def _tail_shape(norms: Array, tail: int) -> Estimate:
 
 
 def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
-    """Whitening matrix (d, rank) from a covariance's eigenvalues and axes, and the coordinates as whitened directions.
-
-    Axes and coordinates without variance are dropped.
-    """
+    """Whitening matrix (d, rank) from eigenvalues and axes of a covariance, and the coordinate axes after whitening."""
     kept = eigenvalues > 1e-10 * max(float(eigenvalues[-1]), 0.0)
     if not kept.any():
         raise InputError("all tokens are equal; expected tokens with some spread")
@@ -227,8 +213,8 @@ def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
 def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
     """Excess K̂(s)/(s²/2) - 1 of the log-moment curve over the Gaussian one, and its standard error.
 
-    Both are (directions, points), for n tokens projected on directions, (directions, n), and tilts of lengths s.
-    Lengths must be multiples 1, 2, 3, ... of the first: the weights are powers of those at the first length.
+    Both are (directions, points), from `projections` (directions, n) of n tokens. The lengths `s` must be multiples 1,
+    2, 3, ... of the first.
     """
     lib, (directions, n) = library(projections), projections.shape
     length, excess, stderr = array_like(projections, s), [], []

@@ -1,7 +1,7 @@
 """Number of tokens n(ε) at which an error curve falls to a target error ε.
 
-Between neighbouring sizes the error e is a power law of n; outside them it is the power law through the three nearest
-sizes, up to ten times the largest size. A sample of n of the C tokens of a context has the error e(n) √(1 − n/C).
+Between sizes the error e is a power law of n; outside them, up to ten times the largest, it is the power law through
+the three nearest sizes. A sample of n of the C tokens of a context has the error e(n) √(1 − n/C).
 """
 
 import math
@@ -19,7 +19,7 @@ LINE_SIZES = 3  # sizes used for the power law that extends a curve
 _STEPS = 60  # largest number of steps of Newton's method, which converges in about six
 ERRORS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
 CONTEXTS = (2048, 8192, 32768, 131072, None)  # None: infinitely many tokens
-MARKS = ("measured", "extrapolated", "beyond", "not known")  # a page refers to them by index
+MARKS = ("measured", "extrapolated", "beyond", "not known")  # where n(ε) comes from; a page uses the index
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TokensFor:
         return "beyond" if self.beyond else "extrapolated" if self.extrapolated else "measured"
 
     def plus(self, atoms: int) -> Self:
-        """Number of tokens and its interval increased by `atoms` tokens (such as sinks) that are always kept."""
+        """Add `atoms` tokens that are always kept (such as attention sinks) to the number and to its interval."""
         n, low, high = (None if value is None else value + atoms for value in (self.n, *self.interval))
         return replace(self, n=n, interval=(low, high))
 
@@ -66,8 +66,7 @@ def answers(
 ) -> dict[str, Any]:
     """Tables of the number of tokens n(ε) by curve (given by its `tokens_for`), error and context (None: infinite).
 
-    `n` is n(ε), `low` and `high` are the ends of its 95% interval (None where there is none), `mark` is its origin as
-    an index into `MARKS`.
+    They are `n`, the ends `low` and `high` of its 95% interval, and `mark`, its origin as an index into `MARKS`.
     """
     ends = [math.inf if context is None else context for context in contexts]
     found = [tokens_for(error, end) for tokens_for, error, end in product(curves, errors, ends)]
@@ -77,7 +76,7 @@ def answers(
 
 
 def crossing(x: Array, y: Array, goal: float, end: float = math.inf, reach: float = BEYOND) -> Array:
-    """Size n from which on each error curve is below the goal, (rows,); infinite beyond `reach` times the largest size.
+    """Size n from which on each error curve is below a target, (rows,); infinite beyond `reach` times the largest size.
 
     `x` (J,) is log n, `y` (rows, J) log e; `goal` and `end` are the logs of the target error and of the context C.
     """
@@ -101,11 +100,7 @@ def crossing(x: Array, y: Array, goal: float, end: float = math.inf, reach: floa
 
 
 def _root(level: Array, slope: Array, low: Array, high: Array, end: float) -> Array:
-    """Root x (rows,) of level + slope x + log √(1 − e^{x − end}) between `low` and `high`, all (rows,).
-
-    The function is concave, so Newton's method converges monotonically from any point where it is not positive: the end
-    of the segment, the root of the falling line alone, or the root of the other term plus the line's largest value.
-    """
+    """Root x (rows,) in [low, high] of the concave level + slope x + log √(1 − e^{x − end}), by Newton's method."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if math.isinf(end):
             return np.asarray(np.clip(np.where(slope < 0, -level / slope, low), low, high))
@@ -125,7 +120,7 @@ def _root(level: Array, slope: Array, low: Array, high: Array, end: float) -> Ar
 
 
 def between(x: Array, y: Array, at: Array) -> Array:
-    """Values (rows, K) at points `at` (K,) of curves y (rows, J) given at x (J,), by linear interpolation."""
+    """Linear interpolation at points `at` (K,) of curves y (rows, J) given at x (J,): (rows, K)."""
     place = np.clip(np.searchsorted(x, at) - 1, 0, len(x) - 2)
     part = (at - x[place]) / (x[place + 1] - x[place])
     return np.asarray(y[:, place] * (1 - part) + y[:, place + 1] * part)
@@ -144,7 +139,7 @@ def log_correction(x: Array, end: float) -> Array:
 
 
 def power_law(x: Array, y: Array, part: slice) -> tuple[Array, Array]:
-    """Slope and level (rows,) of lines fitted to log-log curves at the sizes in `part`; slope 0 where a curve rises."""
+    """Slope and intercept (rows,) of lines fitted to log-log curves at the sizes in `part`; slopes are at most 0."""
     centre, mean = x[part].mean(), y[:, part].mean(1)
     offset = x[part] - centre
     slope = np.minimum((y[:, part] @ offset) / (offset @ offset), 0.0)
