@@ -1,7 +1,6 @@
-"""Predictions as pure functions of NumPy arrays: rates, bounds, limit theorems; no sampling and no torch.
+"""Predictions of attention's error over n tokens, as pure functions of NumPy arrays without sampling or torch.
 
-`summary` computes all predictions for a law, a head and n. Public names are listed with their modules in the stub
-`__init__.pyi` and loaded when first used.
+Public names are listed in the stub `__init__.pyi`. A module is loaded when one of its names is first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All predictions, each with its status, for one law of tokens, one head and n tokens, without sampling."""
+"""All predictions for one head and n tokens of one distribution in one JSON document, without sampling."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,17 +20,17 @@ HEURISTIC, PROVED, VERIFIED = Status.HEURISTIC, Status.PROVED, Status.VERIFIED
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Summary:
-    """All predictions for one law of tokens, one head and one number n of tokens.
+    """All predictions for attention of one head over n tokens of one distribution (made by `summary`).
 
-    `predicted` holds the JSON document: inputs, theory (numbers by name), rates, uniform, queries and warnings; for
-    Gaussian tokens also local_rates, constants and curve, and in d = 1 hardmax.
+    `predicted` is a JSON document with the keys inputs, theory (numbers by name), rates, uniform, queries and warnings.
+    Gaussian tokens add local_rates, constants and curve, and in d = 1 hardmax.
     """
 
     predicted: Mapping[str, Any]
 
     @property
     def warnings(self) -> Sequence[str]:
-        """Sentences, one for each reason why the slope of an error curve at this n is not the asymptotic rate."""
+        """Reasons, one sentence each, why the slope of an error curve at this n is not the asymptotic exponent."""
         return list(self.predicted["warnings"])
 
     def document(self) -> dict[str, Any]:
@@ -54,12 +54,12 @@ def summary(
     measure: TokenLaw, head: Any, n: float,
     *, sizes: ArrayLike | None = None, radius: float | None = None, error: float = 0.1, mask_self: bool = False,
 ) -> Summary:  # fmt: skip
-    """Compute all predictions for a head's attention over n tokens of a law, without sampling.
+    """Predict the error of a head's attention over n tokens of a distribution, without sampling.
 
-    `head` is a Head without biases, or a score matrix A (d, d) whose values are the tokens themselves. The error curve
-    is predicted at `sizes` (default n), the uniform bound over the ball of `radius` (default: the root mean square norm
-    of the tokens). The probability of a relative `error` is bounded at each query of the summary. `mask_self` excludes
-    a query's own token from its softmax.
+    `head` is a Head without biases, or a score matrix A (d, d) with the tokens as values. Errors are predicted at
+    `sizes` (default n), at four queries, and over all queries up to `radius` (default: root mean square norm of the
+    tokens). The probability of a relative `error` is bounded. `mask_self` excludes a query's own token from its
+    softmax.
 
     >>> summary = theory.summary(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 30_000)
     >>> round(summary.predicted['theory']['rate_sharp'], 4)
@@ -102,7 +102,7 @@ def summary(
 
 
 def _matrices(head: Any, dim: int) -> tuple[Array, Array]:
-    """Score matrix A (d, d) and value matrix V (d_out, d) of `head`, a Head or a score matrix with identity values."""
+    """Score matrix A (d, d) and value matrix V (d_out, d) of a Head, or of a score matrix with the tokens as values."""
     if not hasattr(head, "value_map"):
         score = as_array("A", head, ndim=(0, 2))
         return (score * np.eye(dim) if score.ndim == 0 else score), np.eye(dim)
@@ -113,7 +113,7 @@ def _matrices(head: Any, dim: int) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class _Case:
-    """Law of tokens, matrices A and V of a head, and n; each method predicts one part of the JSON document."""
+    """Inputs of `summary`; each method predicts one section of the JSON document."""
 
     law: Measure
     A: Array
@@ -133,18 +133,18 @@ class _Case:
 
     @property
     def moments(self) -> Status:
-        """Status (verified or heuristic) of the prediction that the mean output's error falls like n^(-1/2)."""
+        """Status of the prediction that the error of the mean output falls like n^(-1/2)."""
         return VERIFIED if rates.moments_verified(self.reach) else HEURISTIC
 
     def local_rate(self, moment: str) -> dict[str, Any]:
-        """Slope at n, as JSON, of the sharp law of the error of a moment of the outputs, "mean" or "covariance"."""
+        """Slope at n of the predicted error of a `moment` of the outputs, "mean" or "covariance", as JSON."""
         law = rates.sharp_law(self.reach.horizon, moment, self.reach.multiplicity)
         status = VERIFIED if self.reach.dim == 1 and self.n >= rates.SLOPES_FROM else HEURISTIC
         formula, note = "n^(−exponent) (ln n)^log_power", f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"
         return predicted(law.local_rate(self.n), status, formula=formula, **asdict(law), note=note)
 
     def constants(self) -> dict[str, Any] | None:
-        """Limits of n times the variance of the outputs' mean and covariance, if the horizon H < 1; None otherwise."""
+        """Limits of n times the variance of the outputs' mean and covariance; None if the horizon is 1 or more."""
         if self.reach.horizon >= 1:
             return None
         trace = float(np.trace(token_influence.mean_error_covariance(self.law.covariance, self.A, self.V)))
@@ -155,7 +155,7 @@ class _Case:
         return constants
 
     def uniform(self, radius: float) -> dict[str, Any]:
-        """Bounds of the error over all queries in the ball of this radius: constant, value at n, smallest useful n."""
+        """Error bounds over queries within `radius`: constant, value at n, and smallest n at which they are useful."""
         found = [bounds.uniform_exponential(radius, (self.proxy or self.reach).horizon_one_sided)]
         if self.gaussian:
             laws = (bounds.uniform_gaussian, bounds.uniform_supremum)
@@ -167,7 +167,7 @@ class _Case:
         }
 
     def query(self, deviations: float, error: float) -> dict[str, Any]:
-        """Predictions at the query `deviations` standard deviations from the mean, along the axis of the horizon."""
+        """Predictions at one query, `deviations` standard deviations from the mean along the top singular direction."""
         law, A, n = self.law, self.A, self.n
         root = square_root(law.covariance)
         direction = np.linalg.svd(whitened(law.covariance, A))[2][0]
@@ -199,7 +199,6 @@ class _Case:
         return found
 
     def curve(self, sizes: Array, mask_self: bool) -> dict[str, Any]:
-        """Predicted errors at every number of tokens in `sizes`, for Gaussian tokens, by kind of error."""
         covariance, mean = self.law.covariance, self.law.mean
         # E|Γ(X)|² = |V Σ A Σ^{1/2}|² + |V (Σ A + I) m|²
         random = self.V @ covariance @ self.A @ square_root(covariance)

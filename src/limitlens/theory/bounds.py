@@ -1,8 +1,7 @@
 """Bounds of the error of attention over n tokens: over all queries in a ball, and at one query for every n.
 
-Γ_n is the output over n tokens and Γ its infinite-token limit. Over the queries |x| ≤ R, attention converges like
-C(R)/√n, with C(R) exponential in τ² = R² ‖Σ^{1/2}A‖₂² (proved). The bound says nothing (exceeds 1) for n < C(R)²; every
-result carries C(R)² as `useful_from`. docs/theory.md has the proofs of the bounds at one query of tilt t = A x.
+Over queries |x| ≤ R the error is C(R)/√n, with C(R) exponential in R² ‖Σ^{1/2}A‖₂² (proved). This says nothing below
+n = C(R)², which is called `useful_from`. Proofs are in docs/theory.md.
 """
 
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ _count = partial(check_number, "n", expected="a number of tokens of at least 1",
 
 @dataclass(frozen=True)
 class UniformBound:
-    """Bound constant/√n (or an order of magnitude) of the error of attention over all queries in a ball."""
+    """Bound constant/√n (or its order of magnitude) of the error of attention over all queries in a ball."""
 
     prediction: Prediction  # the constant
     log_constant: float  # its logarithm, for constants beyond the range of floating point
@@ -40,20 +39,16 @@ class UniformBound:
 
 
 def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound:
-    """Order of magnitude e^{τ²}/√n of the error over queries |x| ≤ R, for tokens of variance proxy Σ (heuristic).
-
-    τ = R ‖Σ^{1/2}A‖₂; e^{2τ²} bounds the factor e^{K(2t) - 2K(t)} by which a tilt multiplies the variance.
-    """
+    """Order e^{τ²}/√n of the error over queries |x| ≤ R, τ = R ‖S^{1/2}A‖₂, S a variance proxy (heuristic)."""
     tau = check_nonnegative("the radius", radius) * check_nonnegative("the one-sided horizon", horizon_one_sided)
     note = "the order of the proved constant, without the factor polynomial in R and d that makes it a bound"
     return _bound("uniform_exponential", tau**2, "exp(R²‖Σ^{1/2}A‖₂²)", note, Status.HEURISTIC, BOHBOT)
 
 
 def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
-    """Asymptotic error at the worst query |x| ≤ R for Gaussian tokens: the largest √tr(V S Vᵀ), over √n (proved).
+    """Root mean square error at the worst query |x| ≤ R, as n → ∞, Gaussian tokens: max √tr(V S Vᵀ), over √n (proved).
 
-    V S Vᵀ is the covariance of √n times the error (`clt`): tr(V S Vᵀ) = e^{xᵀPx} (c + xᵀQx) with P = AᵀΣA,
-    Q = AᵀΣVᵀVΣA, c = tr(VΣVᵀ). The largest error of a sample over the whole ball is larger (`uniform_supremum`).
+    tr(V S Vᵀ) = e^{xᵀPx} (c + xᵀQx) with P = AᵀΣA, Q = AᵀΣVᵀVΣA, c = tr(VΣVᵀ). For the whole ball: `uniform_supremum`.
     """
     root = square_root(covariance)
     half = half_whitened(root, A)
@@ -69,7 +64,7 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     """Upper bound constant/√n, as n → ∞, of the expected largest error over queries |x| ≤ R, Gaussian tokens (proved).
 
     The constant is ‖VΣ^{1/2}‖₂ Σ_{k ≥ 1} k ρ^{k-1} (√k E|g| + √(2/π) 1[k even]) / √k!, with ρ = R ‖Σ^{1/2}A‖₂ and g
-    standard normal in R^d, by the inequalities of Banach and of Sudakov and Fernique (derivation in docs/theory.md).
+    standard normal in R^d (docs/theory.md).
     """
     root = square_root(covariance)
     dim = len(root)
@@ -88,11 +83,7 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
 
 
 def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
-    """Maximum over unit vectors x of xᵀPx + log(c + xᵀQx), for P and Q (d, d) positive semi-definite.
-
-    Since log u = min over λ of λu - log λ - 1, and the joint range of the two forms is convex where it matters, it is
-    the minimum over λ of λ_max(P + λQ) + λc - log λ - 1, a convex problem in one variable.
-    """
+    """Maximum over unit x of xᵀPx + log(c + xᵀQx), as the minimum over λ of λ_max(P + λQ) + λc - log λ - 1."""
     from scipy.optimize import minimize_scalar
 
     if c <= 0:
@@ -117,7 +108,7 @@ def _bound(
 
 @dataclass(frozen=True)
 class TiltCost:
-    """Bounds at finite n of the error D = Γ_n - Γ (output over n tokens minus its limit) at one tilt t = A x."""
+    """Bounds, at every n, of the error D = Γ_n - Γ of attention over n tokens at one query x of tilt t = A x."""
 
     log_cost: float  # log(1 + χ²) = K(2t) - 2K(t), which is τ² for Gaussian tokens
     chi_squared: float  # χ², the chi-squared divergence of the tilted law from the law
@@ -126,19 +117,19 @@ class TiltCost:
     reach: float  # R, the largest |v - Γ| over the support; infinite for unbounded laws
 
     def mean_square_bound(self, n: float) -> float:
-        """Upper bound (√(tr S) + R χ)²/n of the mean square error E|D|² at every n; infinite if unbounded (proved)."""
+        """Upper bound (√trace + reach · χ)²/n of the mean square error at n tokens; infinite if unbounded (proved)."""
         if not np.isfinite(self.reach):
             return float("inf")
         return float((np.sqrt(self.trace) + self.reach * np.sqrt(self.chi_squared)) ** 2) / _count(n)
 
     def mean_square_useful_from(self) -> float:
-        """Number of tokens from which `mean_square_bound` is below the trivial R²; infinite for unbounded laws."""
+        """Number of tokens from which `mean_square_bound` is below the trivial reach²; infinite if unbounded."""
         return self.mean_square_bound(1.0) / self.reach**2 if np.isfinite(self.reach) else float("inf")
 
     def deviation_bound(self, n: float, error: float) -> float:
-        """Upper bound, at most 1, of P(|Γ_n - Γ| > error) for the output over n tokens of any law (proved).
+        """Upper bound of the probability that attention's error over n tokens exceeds `error` (proved).
 
-        The minimum over 0 < δ < 1 of tr S/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))), tr S the field `trace`.
+        The minimum, at most 1, over 0 < δ < 1 of trace/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))).
         """
         wanted = check_number("the error", error, "a positive number", closed=False)
         delta = np.linspace(0.001, 0.999, 999)
@@ -157,7 +148,7 @@ class TiltCost:
 
 
 def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> TiltCost:
-    """Error bounds of attention at one tilt t = A x (d,) over tokens of a law, with values V (d_out, d) times tokens.
+    """Bound the error of attention at the query x with tilt t = A x (d,), for one token distribution and values V X.
 
     >>> cost = theory.tilt_cost(ll.Sphere(3), [0.0, 0.0, 2.0])
     >>> round(cost.mean_square_bound(1000), 6), cost.deviation_useful_from(error=0.1)

@@ -1,12 +1,8 @@
-"""Central limit theorem for the output Γ_n of attention over n tokens, and confidence intervals with their validity.
+"""Central limit theorem for the attention output Γ_n over n tokens, and confidence intervals from one sample.
 
-For a fixed query x of tilt t = A x, with Γ the infinite-token limit, √n (Γ_n - Γ) → N(0, V S Vᵀ) with
-
-    S = e^{K(2t) - 2K(t)} [∇²K(2t) + (∇K(2t) - ∇K(t)) (∇K(2t) - ∇K(t))ᵀ]    (proved),
-
-The plug-in estimate Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), estimates V S Vᵀ / n from one set of tokens. Uneven weights w
-leave few effective tokens, so confidence intervals are Student's, with 2/(κ - 1/n) degrees of freedom,
-κ = Σu_i⁴/(Σu_i²)² (Satterthwaite). `Validity` says whether to trust an interval.
+At a query x with tilt t = A x, √n (Γ_n - Γ) → N(0, V S Vᵀ) with S = e^{K(2t) - 2K(t)} [∇²K(2t) + m mᵀ], m = ∇K(2t) -
+∇K(t) and K(t) = log E e^{<t,X>} (proved). One sample estimates V S Vᵀ / n by Σ u_i u_iᵀ, u_i = w_i (v_i - Γ_n), with
+2/(κ - 1/n) degrees of freedom, κ = Σu_i⁴/(Σu_i²)² (Satterthwaite).
 """
 
 from dataclasses import dataclass
@@ -28,10 +24,10 @@ LARGEST_COST = 600.0  # largest K(2t) - 2K(t) whose exponential can be multiplie
 
 
 def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | None = None) -> Array:
-    """Asymptotic covariance V S Vᵀ = lim n · Cov(Γ_n - Γ) of the error at tilts t = A x (..., d) (proved).
+    """Limit of n times the covariance of the attention output over n tokens, at queries of tilts t = A x (proved).
 
-    V (d_out, d) is the identity when absent; the result is (..., d_out, d_out). For Gaussian tokens
-    S = e^{τ²} (Σ + Σ t tᵀ Σ), τ² = tᵀ Σ t.
+    Tilts (..., d) give V S Vᵀ (..., d_out, d_out), V the identity when absent. For Gaussian tokens S = e^{τ²} (Σ + Σ t
+    tᵀ Σ), τ² = tᵀ Σ t.
 
     >>> theory.asymptotic_covariance(ll.Gaussian(0.0, 1.0), [1.0]).round(4).tolist()
     [[5.4366]]
@@ -44,10 +40,7 @@ def asymptotic_covariance(measure: Measure, tilts: ArrayLike, V: ArrayLike | Non
 
 
 def log_weight_cost(measure: Measure, tilts: ArrayLike) -> Array:
-    """Logarithm K(2t) - 2K(t) = log(1 + χ²) of the variance factor of uneven softmax weights at tilts (..., d): (...).
-
-    n tokens have the effective sample size n / (1 + χ²), which is 1/Σw² for large n (proved).
-    """
+    """Logarithm K(2t) - 2K(t) of n over the effective sample size of attention weights, at tilts t = A x (proved)."""
     t = measure.check_tilts(tilts)
     return np.asarray(measure.K(2 * t) - 2 * measure.K(t))
 
@@ -69,9 +62,9 @@ class PlugIn:
 
 
 def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
-    """Attention output with its estimated covariance, from softmax weights (..., n) and values (n, d_out) (verified).
+    """Attention output and its estimated covariance, from softmax weights (..., n) and values (n, d_out) (verified).
 
-    The weights are divided by their sum. A coordinate has 2/(Σu⁴/(Σu²)² - 1/n) degrees of freedom, at most n - 1.
+    With u = w (v - output) for normalised w, a coordinate has min(n - 1, 2/(Σu⁴/(Σu²)² - 1/n)) degrees of freedom.
 
     >>> estimate = theory.plug_in([0.5, 0.25, 0.25], [[1.0], [0.0], [0.0]])
     >>> estimate.output.tolist(), estimate.degrees.round(3).tolist()
@@ -94,7 +87,7 @@ def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
 
 
 def one_tilt(measure: Measure, tilt: ArrayLike) -> Array:
-    """The given tilt (d,) as an array; an `InputError` if more than one tilt is given or the dimension differs."""
+    """Check that one tilt (d,) of the right dimension is given, and return it as an array."""
     t = measure.check_tilts(tilt)
     if t.ndim != 1:
         raise InputError(f"tilt has shape {t.shape}; expected one tilt of shape ({measure.dim},)")
@@ -102,11 +95,11 @@ def one_tilt(measure: Measure, tilt: ArrayLike) -> Array:
 
 
 def plug_in_degrees(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> float:
-    """Degrees of freedom of the `plug_in` variance over n tokens of a law at one tilt (d,), worst direction (verified).
+    """Degrees of freedom of the variance that `plug_in` estimates from n tokens, in the worst direction (verified).
 
-    2n/(κ - 1), at most n - 1, κ = E U⁴/(E U²)² of the contribution U = W (v - Γ) of one token, W = e^{<t,X> - K(t)},
-    along each of the `DIRECTIONS` largest axes a of V S Vᵀ: with the cumulants κ₂, κ₃, κ₄ of <a, X> under the law
-    tilted by 4t, and m the shift of its mean, E U⁴ = e^{K(4t) - 4K(t)} (κ₄ + 4κ₃m + 3κ₂² + 6κ₂m² + m⁴).
+    They are min(n - 1, 2n/(κ - 1)), κ = E U⁴/(E U²)² of one token's contribution U = e^{<t,X> - K(t)} <a, v - Γ> along
+    an axis a of V S Vᵀ. With the cumulants κ₂, κ₃, κ₄ of <a, v> under the law reweighted by e^{4<t,X>}, and m its mean
+    minus <a, Γ>, E U⁴ = e^{K(4t) - 4K(t)} (κ₄ + 4κ₃m + 3κ₂² + 6κ₂m² + m⁴).
     """
     t = one_tilt(measure, tilt)
     value = value_matrix(V, measure.dim)
@@ -149,11 +142,11 @@ class Validity(Outcome):
 
 
 def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> Validity:
-    """Validity of the 95% intervals of `plug_in` over n tokens of a law at one tilt (d,) (verified).
+    """Whether 95% intervals of `plug_in` over n tokens of a known law hold, at one query of tilt t = A x (verified).
 
-    Valid: at least `SAFE_DEGREES` degrees of freedom in the worst direction (`plug_in_degrees`). Meaningless: n ≤ e^D,
-    D = KL(μ_2t | μ) = 2<t, ∇K(2t)> - K(2t), as n tokens cannot show the law tilted by 2t (Chatterjee and Diaconis,
-    2018); for Gaussian tokens, τ ≥ √(2 ln n)/2. Otherwise doubtful.
+    Valid: at least `SAFE_DEGREES` degrees of freedom in the worst direction. Meaningless: ln n ≤ 2<t, ∇K(2t)> - K(2t),
+    since n tokens cannot represent the law reweighted by e^{2<t,X>} (Chatterjee and Diaconis, 2018). For Gaussian
+    tokens this is τ ≥ √(2 ln n)/2. Doubtful: otherwise.
 
     >>> [theory.interval_validity(ll.Gaussian(0.0, 1.0), [tilt], 1000).value for tilt in (0.5, 1.0, 2.0)]
     ['valid', 'doubtful', 'meaningless']
@@ -166,7 +159,7 @@ def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike 
 
 
 def observed_validity(degrees: float) -> Validity:
-    """Validity of the `plug_in` interval of one sample, judged from its `PlugIn.degrees` alone (verified).
+    """Whether the `plug_in` interval of one sample holds, judged from its degrees of freedom alone (verified).
 
     >>> theory.observed_validity(30.0).value, theory.observed_validity(5.0).value
     ('valid', 'doubtful')

@@ -1,17 +1,12 @@
-"""Error of attention over n Gaussian tokens at finite n: exact at one tilt, and as curves for three kinds of error.
+"""Exact mean square error of attention over n Gaussian tokens at one query, and errors averaged over queries.
 
-For positive weights W_i with sum Z and any numerator N, N²/Z² = ∫ s N² e^{-sZ} ds over s > 0. Taking expectations over
-n iid tokens turns every second moment of a softmax output into one integral over s of three Laplace averages,
+For a tilt of whitened length τ, a standard normal z and the weight W = e^{τz}, the error along the tilt has
 
-    q(s) = E[1 - e^{-sW}],    a₁(s) = E[W (z-τ) e^{-sW}],    a₂(s) = E[W² (z-τ)² e^{-sW}],    b₂(s) = E[W² e^{-sW}],
+    E[error²] = ∫ s [n a₂ (1-q)^{n-1} + n(n-1) a₁² (1-q)^{n-2}] ds,    E[Σ w²] = ∫ s n b₂ (1-q)^{n-1} ds,
+    q = E[1 - e^{-sW}],  a₁ = E[W (z-τ) e^{-sW}],  a₂ = E[W² (z-τ)² e^{-sW}],  b₂ = E[W² e^{-sW}].
 
-where z is the standard normal coordinate of a whitened token along the tilt, W = e^{τz}, and τ the limit along it:
-
-    E[(error along the tilt)²] = ∫ s [n a₂ (1-q)^{n-1} + n(n-1) a₁² (1-q)^{n-2}] ds,
-    E[Σ w²]                    = ∫ s n b₂ (1-q)^{n-1} ds.
-
-Across the tilt the whitened coordinates are independent of the weights, so each has mean square error E Σ w². By
-Stein's identity E Γ_n(x) = Γ(x) - E Σ w² (Γ(x) - m), m the mean of the tokens. All of this is exact for every n.
+A coordinate across the tilt has the mean square error E Σ w². The mean output is E Γ_n(x) = Γ(x) - E Σ w² (Γ(x) - m), m
+the mean of the tokens. All of this is exact for every n (docs/theory.md).
 """
 
 from dataclasses import dataclass
@@ -38,7 +33,7 @@ _TAIL = 9.0  # standard deviations beyond which a Gaussian factor is below 1e-17
 
 @dataclass(frozen=True)
 class PointwiseError:
-    """Exact mean squares of the error of attention over n Gaussian tokens, by tilt of the query: (tilts, sizes)."""
+    """Exact mean squares of attention's error over n Gaussian tokens, by length of the tilt A x: (tilts, sizes)."""
 
     along: Array  # E[(error along the tilt)²]
     across: Array  # E[Σ w²] without the query's own token: mean square error of a coordinate orthogonal to the tilt
@@ -47,9 +42,9 @@ class PointwiseError:
 
 
 def pointwise_error(tilts: ArrayLike, sizes: ArrayLike, own: ArrayLike | None = None) -> PointwiseError:
-    """Exact error of attention at whitened tilts τ = |Σ^{1/2} A x| (tilts,) over n Gaussian tokens (sizes,).
+    """Exact mean square error of attention over n Gaussian tokens at queries of tilt length τ = |Σ^{1/2} A x|.
 
-    If the query is one of the n tokens, `own` (tilts,) is the coordinate of that token along the query's tilt.
+    If the query is one of the n tokens, `own` (tilts,) is the whitened coordinate of that token along the tilt.
     """
     taus = np.atleast_1d(as_array("tilts", tilts, ndim=(0, 1)))
     counts = as_sizes(sizes)
@@ -63,7 +58,6 @@ def pointwise_error(tilts: ArrayLike, sizes: ArrayLike, own: ArrayLike | None = 
 
 
 def _moments(tau: float, n: Array, own: float | None) -> tuple[Array, Array, Array, Array]:
-    """Fields `along`, `across`, `own`, `own_along` of `PointwiseError` at one tilt `tau`, each (sizes,) like n."""
     step = _STEP if tau < _STEEP else 2 * _STEP
     log_s, log_rest, a1, a2, b2 = _laplace_averages(tau, step, float(n.min()), float(n.max()), own)
     others = n[:, None] - (own is not None)
@@ -82,16 +76,10 @@ def _moments(tau: float, n: Array, own: float | None) -> tuple[Array, Array, Arr
 def _laplace_averages(
     tau: float, step: float, smallest: float, largest: float, own: float | None
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Grid of log s in steps of `step`, and the Laplace averages log(1-q), s a₁, s² a₂, s² b₂ on it: each (nodes,).
-
-    The grid is wide enough for n from `smallest` to `largest`. The averages are over the token coordinate z, of
-    functions of u = log s + τ z that are negligible for u < -`depth`: correlations if the grids of log s and τ z align,
-    which they do unless τ is so small that z needs a finer step.
-    """
+    """Grid of log s for n from `smallest` to `largest`, and log(1-q), s a₁, s² a₂ and s² b₂ on it: each (nodes,)."""
     aligned = tau * _WIDEST >= step
-    depth = np.log(largest) + 40.0
-    # Coordinates z of tokens that can influence the output. Beyond τ = L only the largest tokens have weight; before,
-    # the mass of W² lies around 2τ, or around 1.155 L where one token balances all others, with Gaussian tails.
+    depth = np.log(largest) + 40.0  # the averaged functions of u = log s + τ z are negligible for u < -depth
+    # Range of z that matters: the mass of W² is near 2τ, or 1.155 L if one token balances all; beyond L, the largest.
     low = -float(ndtri(50 / smallest)) if smallest > 100 else -_TAIL
     edge = np.sqrt(2 * np.log(max(largest, 2.0)))
     high = float(np.sqrt(edge**2 + _TAIL**2) if tau > edge else min(2 * tau, 1.16 * edge) + _TAIL)
@@ -103,7 +91,7 @@ def _laplace_averages(
     log_s = np.arange(-largest_sum, 8.0 - tau * low, step)
     density = np.exp(-(z**2) / 2) * ((z[1] - z[0]) / np.sqrt(2 * np.pi))
     gap = z - tau
-    # On aligned grids u takes only len(log_s) + len(z) - 1 values.
+    # On aligned grids u takes only len(log_s) + len(z) - 1 values, and averages are correlations.
     u = log_s[0] + tau * z[0] + step * np.arange(len(log_s) + len(z) - 1) if aligned else log_s[:, None] + tau * z
     average = np.correlate if aligned else np.matmul
     sw = np.exp(np.minimum(u, 700.0))
@@ -114,10 +102,10 @@ def _laplace_averages(
 
 
 def three_piece(tilts: ArrayLike, n: float) -> Array:
-    """E|error| along the tilt over n Gaussian tokens at whitened tilts τ, by a law in three pieces (verified).
+    """Approximate E|error| of attention along the tilt A x over n Gaussian tokens, τ its whitened length (verified).
 
-    With L = √(2 ln n) and b_n the 1 - 1/n quantile of the normal law: √(2/π) e^{τ²/2} √((1+τ²)/n) for τ < L/2 (many
-    tokens average), exp(-(L-τ)²/2) up to L (few tokens dominate), τ - b_n above (the largest token is the output).
+    With L = √(2 ln n) it is √(2/π) e^{τ²/2} √((1+τ²)/n) for τ < L/2 and exp(-(L-τ)²/2) for τ < L. Above, it is τ minus
+    the 1 - 1/n quantile of the normal law.
     """
     tau = as_array("tilts", tilts)
     if not n > 1 or (tau < 0).any():
@@ -130,10 +118,7 @@ def three_piece(tilts: ArrayLike, n: float) -> Array:
 
 
 def averaged_error_1d(horizon: float, sizes: ArrayLike) -> Array:
-    """Error E|Γ_n(x) - Γ(x)| averaged over Gaussian queries in d = 1, by the three-piece law: (sizes,) (verified).
-
-    In units of the tokens' standard deviation. Within 25% of the measured average for n from 1e3 to 1e9 and H ≤ 3.
-    """
+    """E|error| averaged over Gaussian queries, d = 1, unit tokens: (sizes,) (verified within 25%, n ≥ 1e3, H ≤ 3)."""
     x, step = np.linspace(0.0, 12.0, 6001, retstep=True)
     weight = np.exp(-(x**2) / 2) * (step * np.sqrt(2 / np.pi))
     weight[0] /= 2
@@ -144,7 +129,7 @@ def query_error(
     covariance: ArrayLike, A: ArrayLike, queries: ArrayLike, sizes: ArrayLike,
     *, V: ArrayLike | None = None, mean: ArrayLike | None = None, own: bool = False,
 ) -> Array:  # fmt: skip
-    """Exact mean square output error E|Γ_n(x) - Γ(x)|² over n Gaussian tokens at given queries: (queries, sizes).
+    """Exact mean square error of attention over n Gaussian tokens at given queries: (queries, sizes).
 
     A row z of `queries` (queries, d) is the query x = mean + Σ^{1/2} z. V (d_out, d) is the identity and the mean zero
     when absent. With `own`, the query is one of the n tokens; otherwise it is independent of them.
@@ -175,11 +160,10 @@ def output_error(
     covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike,
     *, V: ArrayLike | None = None, mean: ArrayLike | None = None, mask_self: bool = False,
 ) -> Array:  # fmt: skip
-    """Predicted root mean square output error over queries and samples of n Gaussian tokens: (sizes,) (verified).
+    """Root mean square error of attention over n Gaussian tokens, over queries and samples: (sizes,) (verified).
 
-    Exact at each query (`query_error`). The average over queries is exact in d = 1, and accurate to 1.4% in d > 1 up to
-    n = 1e10 (for d up to 64, flat and 1/k spectra, H from 0.1 to 2; to 3% with the own token in d = 32 at H = 0.1).
-    `mask_self` excludes the query's own token from the softmax; otherwise the query is one of the n tokens.
+    Exact in d = 1. In d > 1 the average over queries is within 1.4% up to n = 1e10 (3% with the query's own token in
+    d = 32 at H = 0.1). `mask_self` excludes the query's own token; otherwise the query is one of the n tokens.
 
     >>> theory.output_error([[1.0]], [[0.5]], [100, 10_000]).round(4).tolist()
     [0.1336, 0.0146]
@@ -190,10 +174,10 @@ def output_error(
 
 
 def mean_error(covariance: ArrayLike, A: ArrayLike, sizes: ArrayLike, V: ArrayLike | None = None) -> Array | None:
-    """E|error of the output averaged over queries|, for n Gaussian tokens: (sizes,), or None if not predictable.
+    """E|error of the mean output| over n Gaussian tokens: (sizes,), or None if there is no formula.
 
-    In d = 1 the finite-n law of the influence function, for H ≤ 2 (verified up to H = 1); in d > 1 its Gaussian limit,
-    for H < 1 (verified for ‖B‖_F ≤ 1, within 10% from n = 300 on; a heuristic that overpredicts for larger ‖B‖_F).
+    In d = 1 `mean_error_1d`, for a horizon H ≤ 2 (verified to H = 1). In d > 1 the n^{-1/2} limit, for H < 1: verified
+    for ‖Σ^{1/2} A Σ^{1/2}‖_F ≤ 1 (within 10% from n = 300 on), a heuristic that is too large beyond.
     """
     counts = as_sizes(sizes)
     B = whitened(covariance, A)
@@ -219,9 +203,7 @@ def expected_norm(covariance: ArrayLike) -> float:
 def _query_points(B: Array) -> tuple[Array, Array]:
     """Quadrature points z (m, d) and weights (m,) for averages over queries z ~ N(0, I) of functions of the tilt B z.
 
-    In d > 1 the error at large n comes from rare queries with a large tilt. Points come from a mixture of N(0, I) and
-    the wider laws N(0, (I - 2λBᵀB)^{-1}), λ such that the root mean square of |B z| is one of `_TILTS`, and weights are
-    the standard normal density over that of the mixture (importance sampling).
+    In d > 1 importance sampling: points also come from N(0, (I - 2λBᵀB)^{-1}), since rare large tilts matter most.
     """
     if len(B) == 1:
         x: Array = np.linspace(-8.5, 8.5, 69)

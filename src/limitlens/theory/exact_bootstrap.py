@@ -1,26 +1,18 @@
-"""Exact expected squared error of attention over n tokens drawn from given tokens, computed without drawing (proved).
+"""Exact expected squared error of attention over n tokens sampled from M given tokens, without sampling (proved).
 
-The given M tokens are the pilot. With W = e^{score} of a token, v its value, Γ the output over all of them, d = v − Γ,
-the output over n independent tokens is Γ + Σ W d / Σ W. Since 1/Z² = ∫ s e^{−sZ} ds and the tokens are independent,
+The M given tokens are the pilot. With weights W = e^{score} of mean 1, values v, the output Γ over all M tokens and
+d = v − Γ, the error over n tokens drawn with replacement is
 
     E|Γ_n − Γ|² = ∫ s [ n a₂ (1−q)^{n−1} + n(n−1) |a₁|² (1−q)^{n−2} ] ds,
     q = E[1 − e^{−sW}],   a₁ = E[W d e^{−sW}],   a₂ = E[W² |d|² e^{−sW}].
 
-With expectations over the pilot this is the bootstrap with infinitely many replicates. An atom is a token of weight b
-and value v_a that belongs to every sample (an attention sink). It moves the centre to g = (b v_a + n Γ)/(b + n) (with
-E W = 1) and adds to the bracket, which is then multiplied by e^{−sb} and has a₁ and a₂ centred at g,
+An atom is a token in every sample, such as an attention sink, with weight b and value v_a. It moves the centre from Γ
+to g = (b v_a + n Γ)/(b + n). With u = v_a − g, it adds b² |u|² (1−q)^n + 2 n b u·a₁ (1−q)^{n−1} to the bracket and
+multiplies it by e^{−sb}. Near n = M, samples are without replacement. With p = n/M, e = e^{−sW}, f = 1 − p(1−e) it is
 
-    b² |u|² (1−q)^n + 2 n b u·a₁ (1−q)^{n−1},   u = v_a − g.
+    ∫ s e^{−sb} Π f { |b u + Σ p W d e/f|² + Σ p W² |d|² (e/f)(1 − p e/f) } ds,
 
-For n near M, sampling without replacement matters. If each token is kept with probability p = n/M, the integral is
-(e = e^{−sW}, f = 1 − p(1−e))
-
-    ∫ s e^{−sb} Π f { |b u + Σ p W d e/f|² + Σ p W² |d|² (e/f)(1 − p e/f) } ds.
-
-It vanishes at n = M; divided by 1 − n/M it is the error that a probe measures against all of its tokens. All of these
-are sums over tokens of a value times a smooth function of W. Tokens are therefore binned first on a grid of weights
-(nodes): each token is split between the two nodes next to its W such that count and weight are preserved. The cost
-after binning does not depend on M.
+divided by 1 − n/M. Tokens are binned by weight, after which the cost does not depend on M. See docs/predict.md.
 """
 
 from collections.abc import Callable
@@ -43,8 +35,8 @@ NO_TOKEN = "a query sees no token of the pilot, or a score is not a number; expe
 # the varying size of such samples matters little (1/2n).
 REPLACE_UP_TO, REPLACE_UP_TO_LARGE_N, LARGE_N = 1 / 6, 1 / 32, 128
 
-# A pilot consists of four quarters (of its text), each split into two parts. There are six independent ways to halve
-# it: three (BY_QUARTERS) take whole quarters, three take half of the tokens of each quarter.
+# The M tokens come from four quarters of a text, each split into two parts. Six independent ways halve them: three
+# (BY_QUARTERS) take whole quarters, three take half of the tokens of each quarter.
 QUARTERS, PARTS, BY_QUARTERS = 4, 8, 3
 HALVINGS = tuple(np.array([bin(part & mask).count("1") % 2 for part in range(PARTS)]) for mask in (2, 4, 6, 1, 3, 5))
 # Which parts a sample is drawn from: all of them, then the first half of each halving, then the second halves.
@@ -53,7 +45,7 @@ SUBSETS = np.array([np.ones(PARTS), *(halving == side for side in (0, 1) for hal
 
 @dataclass(frozen=True, eq=False)
 class PilotErrors:
-    """Expected squared errors and outputs of attention over n tokens sampled from a pilot, each (queries, sizes)."""
+    """Expected squared errors and outputs of attention over n tokens sampled from M given ones: (queries, sizes)."""
 
     error: Array  # without replacement, over 1 − n/M, for n near M; with replacement otherwise
     output: Array  # squared length of the expected output, which relative errors divide by
@@ -63,7 +55,7 @@ class PilotErrors:
 
     @classmethod
     def of(cls, stacked: Array) -> Self:
-        """Make a `PilotErrors` from the stack (27, queries, sizes) of fields that `BinnedTokens.errors` returns."""
+        """Unpack the stack (27, queries, sizes) of fields that `BinnedTokens.errors` returns."""
         halves, outputs = stacked[3:].reshape(2, 2, len(HALVINGS), *stacked.shape[1:])
         return cls(stacked[0], stacked[1], stacked[2], halves, outputs)
 
@@ -81,13 +73,12 @@ def pilot_errors(
     scores: Array, values: Array, sizes: Array, atom: tuple[Array, Array] | None = None,
     *, quarters: NDArray[np.intp] | None = None, matmul: Product = np.matmul, bags: Bags = sparse_bags,
 ) -> tuple[PilotErrors, ...]:  # fmt: skip
-    """Expected squared error E|Γ_n − Γ|² of attention over n tokens sampled from a pilot, at every query and size.
+    """Expected squared error of attention over n tokens sampled from M given tokens, for every query and size n.
 
-    Scores (m, M) are those of M tokens for m queries, −inf for a token hidden from a query; values are (M, v). An
-    `atom` is a pair of scores (m,) and values (m, v) of a token that belongs to every sample; with it the result has a
-    second entry that includes the atom. `quarters` (M,) says which of four independent parts of the text each token
-    comes from; by default tokens are in random order. float32 scores are summed in float32, which adds a relative error
-    of 1e-6 (2e-3 if one token has all the weight). `matmul` and `bags` (see `sparse_bags`) do most of the work.
+    Scores are (m, M) for m queries, −inf where a token is hidden; values are (M, v). `atom` holds scores (m,) and
+    values (m, v) of one more token that is in every sample; a second result then includes it. `quarters` (M,) says
+    which of four independent parts (0 to 3) of the text a token is from; without it tokens should be in random order.
+    `matmul` and `bags` can replace the main operations. float32 scores add a relative error of 1e-6, rarely up to 2e-3.
 
     >>> rng = np.random.default_rng(0)
     >>> (found,) = theory.pilot_errors(rng.normal(size=(1, 500)), rng.normal(size=(500, 2)), np.array([10, 100]))
@@ -122,25 +113,22 @@ def pilot_errors(
 
 
 def parts_of(tokens: int, quarters: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
-    """Part 0 to 7 of each of M tokens, (M,): tokens of a quarter 0 to 3 alternate between the quarter's two parts."""
+    """Eighth of the text, 0 to 7, of each of M tokens (M,): tokens of a quarter alternate between its two eighths."""
     place = np.arange(tokens)
     return 2 * (place * QUARTERS // tokens if quarters is None else quarters) + place % 2
 
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """Values and parts of the M tokens of a pilot (sample of given tokens), which do not depend on the query."""
+    """The M tokens that samples are drawn from: what does not depend on the query."""
 
     carried: NDArray[Any]  # (M, v + 2): centred values c, 1 and |c|², in the precision of the sums
     middle: Array  # (v,): mean of the values
-    part: NDArray[np.intp]  # (M,): part of each token, in increasing order
+    part: NDArray[np.intp]  # (M,): eighth of the text of each token, in increasing order
 
 
 def _bin_matrix(row: NDArray[np.int64], upper: Array, ratio: Array, shrink: Array, rows: int, dtype: Any) -> Any:
-    """Sparse matrix (rows, M) that splits the weight of each of M tokens between the grid nodes below and above it.
-
-    (M, m) each: `row` of the lower node, `upper` node's share, `ratio` token to lower node, `shrink` lower to upper.
-    """
+    """Sparse matrix (rows, M) that splits each token's weight between the grid weights next to it; inputs (M, m)."""
     tokens, queries = row.shape
     share = np.empty((tokens, 2, queries), dtype)
     np.multiply(upper, ratio, out=share[:, 1])
@@ -155,10 +143,10 @@ def _bin_matrix(row: NDArray[np.int64], upper: Array, ratio: Array, shrink: Arra
 
 @dataclass(frozen=True, eq=False)
 class BinnedTokens:
-    """Tokens of a pilot binned by weight on K nodes, by part, for m queries: NumPy arrays, or tensors on a device."""
+    """The M tokens binned by softmax weight on a grid of K weights (nodes), for m queries; NumPy arrays or tensors."""
 
     log_s: Array  # (S,): logarithms of the quadrature points
-    tokens: Array  # (parts,): number of tokens
+    tokens: Array  # (parts,): number of tokens in each eighth (part) of the text
     node: Any  # (K,): logarithms of the weights of the nodes
     count: Any  # (parts, K, m): number of tokens at each node
     table: Any  # (parts, K, m · (v + 2)): sums of W c, W and W |c|² at each node, over the weight of the node
@@ -172,10 +160,7 @@ class BinnedTokens:
 
     @classmethod
     def of(cls, logs: Array, sink: Any, pilot: Pilot, n: Array, matmul: Product, bags: Bags) -> tuple[Self, Any]:
-        """Bin the M tokens of a pilot for m queries by their log-weights `logs` (M, m), which are overwritten.
-
-        Weights are normalised to mean 1, and so is the second result `sink`, log-weights (m,) of an atom, or None.
-        """
+        """Bin tokens by log-weights `logs` (M, m), which it overwrites, scaled like `sink` to a mean weight of 1."""
         tokens, queries = logs.shape
         log_mean = np.log(np.exp(logs).mean(0, dtype=np.float64))
         logs -= log_mean.astype(logs.dtype)
@@ -203,9 +188,8 @@ class BinnedTokens:
         cumulative = count.sum(0).cumsum(0)
         lightest = node[np.minimum((cumulative < grid.lightest_share(n) * tokens).sum(0), len(node) - 1)].min()
         log_s = grid.points(n, max(lightest, node[1]))
-        # The last row of the product is the sum over all tokens.
         factors = (*powers(np, log_s[:, None], node), np.exp(unit_logs(np, node)))
-        sums = matmul(np.vstack(factors).astype(table.dtype), table)
+        sums = matmul(np.vstack(factors).astype(table.dtype), table)  # the last row is the sum over all tokens
         pull = sums[:, -1].reshape(PARTS, queries, -1)[..., :-1].astype(np.float64)
         total = pull.sum(0)
         limit = total[:, :-1] / total[:, -1:]
@@ -215,7 +199,7 @@ class BinnedTokens:
         return binned, sink
 
     def errors(self, n: Array, atom: tuple[Any, Any] | None = None) -> Any:
-        """Fields of `PilotErrors`, (1 or 2, 27, m, sizes): without, then with the `atom`, a token in every sample."""
+        """Stack (1 or 2, 27, m, sizes) of fields of `PilotErrors`: without, then with a token `atom` in all samples."""
         xp, log_s, tokens = self.xp, self.send(self.log_s[:, None]), float(self.tokens.sum())
         at, _ = scaled_weights(xp, log_s, self.node)
         gone = self.matmul(-xp.expm1(-at), self.count)  # sums of 1 − e^{−sW} over the tokens of each part
@@ -247,16 +231,13 @@ class BinnedTokens:
         return self._held(self.matmul(rows, table))
 
     def _held(self, array: Any) -> Any:
-        """The array converted to the table's precision on a CPU, where float32 fits the cache; to float64 on a GPU."""
+        """Convert to the table's precision on a CPU, where float32 fits the cache, and to float64 on a GPU."""
         return self.xp.asarray(array, dtype=self.table.dtype if self.xp is np else self.xp.float64)
 
     def _with_replacement(
         self, n: Array, log_s: Any, gone: Any, sums: Any, atom: tuple[Any, Any] | None
     ) -> list[tuple[Any, Any]]:
-        """Expected squared errors and outputs, each (c, m, sizes), of n tokens drawn with replacement.
-
-        The tokens come from each of the c `SUBSETS` of the pilot. The list has one pair without and one with the atom.
-        """
+        """Pairs (squared error, squared output), each (c, m, sizes), for c `SUBSETS`: without, then with the atom."""
         xp, size, s = self.xp, self.send(n), self.xp.exp(log_s.clip(None, MAX_EXPONENT))
         shares = self.send(SUBSETS / (SUBSETS @ self.tokens)[:, None])  # (c, parts): averages over a subset's tokens
         gone, pull, sums = (
@@ -310,7 +291,7 @@ class BinnedTokens:
     def _without_replacement(
         self, n: Array, log_s: Any, points: Array, table: Any, count: Any, atom: tuple[Any, Any] | None
     ) -> list[Any]:
-        """Squared errors (m, sizes) of n of M tokens without replacement, over 1 − n/M: without and with the atom."""
+        """Squared errors (m, sizes) of n of M tokens without replacement, over 1 − n/M: without, then with the atom."""
         xp, tokens, size = self.xp, float(self.tokens.sum()), self.send(n[:, None, None])
         counted = points > np.log(grid.SMALLEST_S / n[:, None])
         step = self.send(counted * (STEP / (1 - n[:, None] / tokens)))[..., None]

@@ -1,8 +1,7 @@
-"""Tokens with tails heavier than sub-Gaussian: for which tilts the infinite-token limit exists, and its rate.
+"""Attention over heavy-tailed tokens: at which tilts t = A x of a query x the infinite-token limit exists.
 
-The tail of a token's weight e^{<t,X>} decides. For Laplace tokens it is a power tail of index α = 1/(b|t|), which gives
-three regimes as the tilt grows: a central limit theorem (α > 2), a limit with the rate of a stable law (1 < α < 2), and
-no limit (α ≤ 1), where finitely many tokens share the weight. Student tokens have no limit at any tilt but zero.
+The weight e^{<t,X>} of Laplace tokens of scale b has a power tail of index α = 1/(b|t|). The output obeys a central
+limit theorem for α > 2, converges more slowly for 1 < α < 2, and has no limit for α ≤ 1. Student tokens have none.
 """
 
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ class Existence(Outcome):
 
 
 def laplace_limit(tilts: ArrayLike, scale: float) -> Array:
-    """Infinite-token limit of attention over Laplace tokens of scale b, at tilts |t_i| < 1/b: 2b²t_i / (1 - b²t_i²)."""
+    """Infinite-token attention output 2b²t_i / (1 - b²t_i²) for Laplace tokens of `scale` b, at tilts |t_i| < 1/b."""
     t = as_array("tilts", tilts)
     product = (_scale(scale) * t) ** 2
     if (product >= 1).any():
@@ -44,19 +43,19 @@ def laplace_limit(tilts: ArrayLike, scale: float) -> Array:
 
 @dataclass(frozen=True)
 class HeavyLaw:
-    """Existence of the limit and predicted numbers for attention over heavy-tailed tokens at one tilt."""
+    """Existence of the infinite-token limit, and predictions, for attention over heavy-tailed tokens at one tilt."""
 
     existence: Existence
     predictions: tuple[Prediction, ...]  # rate, participation (limit of E Σw²), growth (exponent or logarithmic slope)
 
 
 def laplace_law(tilt: float, scale: float) -> HeavyLaw:
-    """Predictions for attention over one-dimensional Laplace tokens of scale b at the tilt t ≥ 0.
+    """Predict the behaviour of attention over one-dimensional Laplace tokens of scale b at the tilt t = A x ≥ 0.
 
-    - b t < 1/2: rate n^{-1/2}.
-    - 1/2 < b t < 1: rate n^{-(1 - bt)} ln n, from the stable law of index α = 1/(bt) of the weights.
+    - b t < 1/2: converges like n^{-1/2}.
+    - 1/2 < b t < 1: converges like n^{-(1 - bt)} ln n, by the stable law of index 1/(bt) of the weights.
     - b t > 1: no limit; E Σw² → 1 - 1/(bt) (Poisson-Dirichlet weights) and the output grows like b ln n.
-    - b t = 1: no limit either; every height up to b ln n has equal weight, so the output grows like (b/2) ln n.
+    - b t = 1: no limit; the output grows like (b/2) ln n.
     """
     product = _scale(scale) * check_number("the tilt", tilt, "a number that is zero or positive")
     if product < 1:
@@ -75,10 +74,7 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
 
 
 def student_law(degrees: float) -> HeavyLaw:
-    """Predictions for attention over Student tokens with ν = `degrees` of freedom at any tilt but zero: no limit.
-
-    The largest token is of order n^{1/ν} and exceeds the second by a gap of that order, so its weight tends to 1.
-    """
+    """Student tokens have no attention limit at tilts but zero: one token, of order n^{1/ν}, takes all the weight."""
     freedom = check_number("degrees", degrees, "0.1 degrees of freedom or more", low=0.1)
     note = "limit of E Σw²: the largest token has all the weight"
     share = Prediction("participation", 1.0, Status.VERIFIED, "1", note)

@@ -1,4 +1,4 @@
-"""Predicted numbers with their status (proved, verified, heuristic or drawn), and checks of common arguments."""
+"""A predicted number with its status (proved, verified, heuristic or drawn), and checks of common arguments."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ check_nonnegative = partial(check_number, expected="a finite number that is zero
 
 
 class Status(Outcome):
-    """How far a prediction can be trusted; the value of a member is the word shown next to the predicted number."""
+    """How far a prediction can be trusted. The value of a member is the word shown next to the predicted number."""
 
     PROVED = "proved", "a theorem of the literature"
     VERIFIED = "verified", "derived for this project and confirmed by a simulation that runs in its tests"
@@ -37,18 +37,18 @@ class Prediction:
     reference: str = DERIVED
 
     def as_dict(self) -> dict[str, Any]:
-        """Value, status, formula, reference and note of the prediction as a JSON-ready dictionary, without the name."""
+        """The prediction as a JSON-ready dictionary, without its name."""
         note = {"note": self.note} if self.note else {}
         return predicted(self.value, self.status, formula=self.formula, reference=self.reference, **note)
 
 
 def predicted(value: Any, status: Status, **more: Any) -> dict[str, Any]:
-    """Dictionary for JSON of a predicted number or array: value, status, and in `more` formula, reference or note."""
+    """JSON-ready dictionary of a predicted number or array and its status; `more` holds formula, reference or note."""
     return {"predicted": value, "status": status.value, **more}
 
 
 def as_sizes(sizes: ArrayLike) -> Array:
-    """Array (sizes,) of numbers of tokens n, from one number or a sequence of numbers."""
+    """One number of tokens, or a sequence of them, as an array (sizes,)."""
     return np.atleast_1d(as_array("sizes", sizes, ndim=(0, 1)))
 
 

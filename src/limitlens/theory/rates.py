@@ -1,8 +1,7 @@
-"""Exponents β (rates) of the decay n^{-β} of attention's error over n sub-Gaussian tokens: proved, drawn and sharp.
+"""Exponents β of the decay n^{-β} of attention's error over n tokens, each with its status.
 
-H = ‖Σ^{1/2} A Σ^{1/2}‖₂ is the horizon and Ψ the coupling of a head (`spectrum.Reach`). "Drawn" exponents are those
-that the literature draws next to its measurements. Two kinds of error have different exponents and must not be
-compared: the error of the outputs' mean and covariance over queries, and the root mean square output error.
+They depend on the horizon H or the coupling Ψ of a head (`spectrum.Reach`). The error of the outputs' mean and
+covariance and the root mean square error of outputs have different exponents.
 """
 
 from dataclasses import dataclass
@@ -16,17 +15,16 @@ from limitlens.measures import Ball, Cube, Gaussian, GaussianMixture, Measure, S
 from limitlens.theory.prediction import BOHBOT, Prediction, Status, check_nonnegative
 from limitlens.theory.spectrum import Reach, reach
 
-# Largest ‖B‖_F at which simulations in d > 1 confirm the law of the mean error: measured over predicted is 0.92 to 1.00
-# there for n from 300 on, and 0.45 to 0.61 at d = 16, H = 0.69, where ‖B‖_F is 2.8, for n = 300 to 10,000.
-VERIFIED_FROBENIUS = 1.0
+VERIFIED_FROBENIUS = 1.0  # largest ‖B‖_F at which simulations in d > 1 confirm the error of the mean (docs/theory.md)
 SLOPES_FROM = 1e6  # smallest n at which simulations confirm local slopes: at H = 1.5, n = 1e4 it is .334, the law .291
-# Laws whose covariance is a variance proxy. On the sphere E e^{r u₁} = Σ_k (r²/4)^k / (k! (d/2)_k) ≤ e^{r²/(2d)}, since
-# (d/2)_k ≥ (d/2)^k; balls and cubes follow from it.
+# Laws whose covariance is a variance proxy. On the sphere E e^{r u₁} ≤ e^{r²/(2d)}; balls and cubes follow from it.
 STRICTLY_SUBGAUSSIAN = (Gaussian, Sphere, Ball, Cube)
 
 
 def rate_proved(coupling: float) -> float:
-    """Proved exponent 1 / (2 (1 + 32 Ψ)) of the error of the outputs' mean and covariance, Ψ from a variance proxy.
+    """Proved exponent β = 1 / (2 (1 + 32 Ψ)) of the error n^{-β} of the outputs' mean and covariance.
+
+    Ψ is the `coupling` of a variance proxy of the tokens (arXiv 2512.10656).
 
     >>> round(theory.rate_proved(1.0), 4)
     0.0152
@@ -35,19 +33,19 @@ def rate_proved(coupling: float) -> float:
 
 
 def rate_drawn_coupling(coupling: float) -> float:
-    """Exponent 1 / (2 (1 + Ψ)) of the error, Ψ the coupling, that the literature draws next to measurements."""
+    """Exponent 1 / (2 (1 + Ψ)) in n, Ψ the `coupling`, that arXiv 2512.10656 draws beside its measured errors."""
     return 1.0 / (2.0 * (1.0 + check_nonnegative("coupling", coupling)))
 
 
 def rate_drawn(horizon: float) -> float:
-    """Exponent 1 / (2 (1 + H²)), H the horizon, that the literature draws: a lower bound of the rate, not the rate."""
+    """Exponent 1 / (2 (1 + H²)) in n, H the `horizon`, that arXiv 2512.10656 draws; a lower bound of the true one."""
     return 1.0 / (2.0 * (1.0 + check_nonnegative("horizon", horizon) ** 2))
 
 
 def rate_sharp(horizon: float) -> float:
-    """Exponent min(1/2, 1 / (1 + H²)) of the error of the outputs' mean and covariance, Gaussian tokens.
+    """Exponent min(1/2, 1 / (1 + H²)) in n of the error of the outputs' mean and covariance, for Gaussian tokens.
 
-    Verified in d = 1, heuristic in d > 1.
+    H = ‖B‖₂ with B = Σ^{1/2} A Σ^{1/2}. Verified in d = 1 and for ‖B‖_F ≤ 1, heuristic otherwise.
 
     >>> theory.rate_sharp(0.5), round(theory.rate_sharp(1.5), 4)
     (0.5, 0.3077)
@@ -56,46 +54,40 @@ def rate_sharp(horizon: float) -> float:
 
 
 def rate_sharp_output(horizon: float) -> float:
-    """Exponent min(1/2, 1 / (1 + 2 H²)) of the root mean square output error over queries of one sample (heuristic)."""
+    """Exponent min(1/2, 1 / (1 + 2 H²)) in n of the root mean square output error over one sample (heuristic)."""
     return min(0.5, 1.0 / (1.0 + 2.0 * check_nonnegative("horizon", horizon) ** 2))
 
 
 def rate_rms_output(horizon: float) -> float:
-    """Exponent min(1/2, (√(1+4/H²) - 1)/4) of the root mean square output error over queries and samples (verified).
-
-    `rate_sharp_output` describes one typical sample, which lacks the rare tokens that carry the second moment.
-    """
+    """Exponent min(1/2, (√(1+4/H²) - 1)/4) in n of the output error, root mean square over many samples (verified)."""
     h = check_nonnegative("horizon", horizon)
     return 0.5 if h**2 <= 0.5 else (sqrt(1.0 + 4.0 / h**2) - 1.0) / 4.0
 
 
 def rate_rms(horizon: float) -> float:
-    """Exponent min(1/2, (√(1 + 8/H²) - 1) / 4) of the root mean square error of the outputs' moments (heuristic).
-
-    For H > 1 it is below `rate_sharp`, that of the mean absolute error: rare samples carry the second moment.
-    """
+    """Exponent min(1/2, (√(1+8/H²) - 1)/4) in n of the error of the mean output, root mean square (heuristic)."""
     h = check_nonnegative("horizon", horizon)
     return 0.5 if h <= 1.0 else (sqrt(1.0 + 8.0 / h**2) - 1.0) / 4.0
 
 
 @dataclass(frozen=True)
 class SharpLaw:
-    """Law n^{-exponent} (ln n)^{log_power} of the error of the outputs' mean or covariance, up to a constant factor."""
+    """Predicted error n^{-exponent} (ln n)^{log_power} of the outputs' mean or covariance, up to a constant factor."""
 
     exponent: float
     log_power: float
 
     def local_rate(self, n: float) -> float:
-        """Slope -d ln(error) / d ln n = exponent - log_power / ln n of the error curve at a finite n > 1."""
+        """Slope -d ln(error) / d ln n = exponent - log_power / ln n of the predicted error curve at n > 1 tokens."""
         return self.exponent - self.log_power / log(check_number("n", n, "more than one token", low=1, closed=False))
 
 
 def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> SharpLaw:
-    """Law n^{-exponent} (ln n)^{log_power} of the error of the outputs' mean or covariance, for Gaussian tokens.
+    """Predict the decay n^{-exponent} (ln n)^{log_power} of the outputs' mean or covariance error, Gaussian tokens.
 
-    `exponent` is that of `rate_sharp`. For the mean, `log_power` is 0 for H < 1, (m+2)/4 at H = 1 and (α+m-2)/(2α) for
-    H > 1, α = 1 + 1/H², m = `multiplicity` the number of equal top singular values of B; the covariance has 1/2 more
-    from H = 1 on. Verified in d = 1, heuristic in d > 1.
+    `exponent` is `rate_sharp`. For the mean, `log_power` is 0 for H < 1, (m+2)/4 at H = 1 and (α+m-2)/(2α) for H > 1.
+    Here α = 1 + 1/H², and m = `multiplicity` counts the largest singular values of Σ^{1/2} A Σ^{1/2}. The covariance
+    has 1/2 more from H = 1 on. Verified in d = 1 from n = 1e6 on, heuristic otherwise.
     """
     if moment not in ("mean", "covariance"):
         raise InputError(f"moment is {moment!r}; expected 'mean' or 'covariance'")
@@ -109,17 +101,16 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
 
 
 def moments_verified(of: Reach) -> bool:
-    """Whether simulations confirm the predicted error of the outputs' mean and covariance: d = 1, or a small ‖B‖_F."""
+    """Whether simulations confirm the predicted error of the outputs' mean and covariance: d = 1, or ‖B‖_F ≤ 1."""
     return of.dim == 1 or of.frobenius <= VERIFIED_FROBENIUS + 1e-9
 
 
 def variance_proxy(law: Measure) -> Array | None:
-    """Variance proxy S (d, d) of a law of tokens X, or None if none is known (proved).
+    """Variance proxy S of a token distribution: log E exp<t, X> - <E X, t> ≤ ½ tᵀSt for every t (proved).
 
-    log E exp<t, X> - <E X, t> ≤ ½ tᵀSt for every tilt t. Theorems on sub-Gaussian tokens use S in place of the
-    covariance, which can be far too small. S is the covariance for `STRICTLY_SUBGAUSSIAN` laws; for a Gaussian mixture
-    an upper bound of its covariances plus D²/4, D the largest distance between two means; for another bounded law R²,
-    R its radius (both by Hoeffding).
+    S (d, d) is the covariance for `STRICTLY_SUBGAUSSIAN` laws. For a Gaussian mixture it is an upper bound of the
+    covariances plus D²/4, D the largest distance between two means. For another law of bounded radius R it is R²
+    (Hoeffding). None if no proxy is known.
     """
     if isinstance(law, STRICTLY_SUBGAUSSIAN):
         return law.covariance
@@ -133,7 +124,7 @@ def variance_proxy(law: Measure) -> Array | None:
 
 
 def proxy_reach(law: Measure, A: ArrayLike) -> Reach | None:
-    """Horizons and coupling of a head with score matrix A, from a variance proxy of the law; None if none is known."""
+    """Horizon and coupling of a head with score matrix A from a variance proxy of the tokens; None if none is known."""
     proxy = variance_proxy(law)
     return None if proxy is None else reach(proxy, A)
 
@@ -141,10 +132,10 @@ def proxy_reach(law: Measure, A: ArrayLike) -> Reach | None:
 def predictions(
     of: Reach, *, gaussian: bool = True, compact: bool = False, proxy_coupling: float | None = None
 ) -> list[Prediction]:
-    """Every predicted exponent of the error's decay for a head with the given spectral quantities, with its status.
+    """All predicted exponents in n of attention's error, each with its status, for a head with the given horizons.
 
-    Formulas that are verified for `gaussian` tokens are heuristic for other laws, about which nothing is proved without
-    Ψ of a variance proxy (`proxy_coupling`). Bounded tokens (`compact`) have the exponent 1/2 in the end.
+    Formulas verified for `gaussian` tokens are heuristic for others, for which `rate_proved` needs the coupling of a
+    variance proxy (`proxy_coupling`). Bounded tokens (`compact`) have the exponent 1/2 in the end.
 
     >>> found = theory.predictions(theory.reach([[1.0]], [[1.5]]))
     >>> [(rate.name, round(rate.value, 4), rate.status.value) for rate in found][:2]

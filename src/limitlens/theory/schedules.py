@@ -1,11 +1,9 @@
 """Schedules of the inverse temperature β of attention for a context that grows from n₀ to n keys.
 
-    constant      β = β₀
-    log           β = β₀ ln n / ln n₀               (Chen, Lin, Polyanskiy, Rigollet 2025; SSMax, Qwen)
-    yarn          β = β₀ (0.1 ln(n/n₀) + 1)²        (YaRN scales queries and keys alike, hence the square)
-    critical      θ(n, β) = θ(n₀, β₀)               (so β ~ β₀ (n/n₀)^{2/α}, α the local exponent of the keys)
-
-Results are exact at every n for a known law of the keys, those of the scaling limit if only a power law is known.
+- constant: β = β₀
+- log: β = β₀ ln n / ln n₀ (Chen, Lin, Polyanskiy, Rigollet 2025; SSMax, Qwen)
+- yarn: β = β₀ (0.1 ln(n/n₀) + 1)² (YaRN scales queries and keys alike, hence the square)
+- critical: θ(n, β) = θ(n₀, β₀), the effective number of keys (so β ~ β₀ (n/n₀)^{2/α}, α their local exponent)
 """
 
 import math
@@ -25,13 +23,13 @@ from limitlens.theory.scaling.weights import entropy, participation
 
 @dataclass(frozen=True)
 class ScheduleStep:
-    """Inverse temperature, effective number of keys, entropy and regime of attention under one schedule at n keys."""
+    """Predicted attention over n keys under one temperature schedule: exact for a `GapLaw`, else a scaling limit."""
 
     n: float
     beta: float
-    theta: float
-    sharing_keys: float  # effective number of keys 1/EΣw²
-    entropy: float
+    theta: float  # effective number of keys n E e^{−βD}, D = 1 − <q, k>
+    sharing_keys: float  # number of keys that share the weight, 1/EΣw²
+    entropy: float  # expected, of the softmax weights
     regime: control.Regime
 
 
@@ -62,7 +60,7 @@ def rules(first: float, beta: float, law: Law) -> dict[str, Callable[[float], fl
 
 
 def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str, list[ScheduleStep]]:
-    """Steps of every schedule, by name, at growing context lengths `sizes`; all start with `beta` at the first length.
+    """Predict attention under every temperature schedule, by name, at context lengths `sizes`; all start with `beta`.
 
     >>> schedules = theory.compare_schedules([1000, 10_000], 100.0, theory.uniform(5))
     >>> {name: round(steps[-1].sharing_keys, 2) for name, steps in schedules.items()}

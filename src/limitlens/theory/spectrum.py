@@ -1,7 +1,7 @@
-"""Spectral quantities of a head on which the rates of its error depend: horizons, coupling, singular values.
+"""Spectral norms of a head's scores on which the decay of its attention error in n depends.
 
-Σ is the covariance of the tokens and A the score matrix: token X has the score <X, A x> for query x, with the factor
-1/√k included in A. The rates depend on B = Σ^{1/2} A Σ^{1/2}, the score matrix of the whitened tokens.
+Token X has the score <X, A x> for query x, with 1/√k included in A. B = Σ^{1/2} A Σ^{1/2} is the score matrix of the
+whitened tokens, Σ their covariance.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from limitlens.measures.base import symmetric_root
 
 @dataclass(frozen=True)
 class Reach:
-    """Horizons, coupling and other spectral quantities of one head over one law of tokens."""
+    """Spectral quantities of one head's scores over one token distribution, on which its error rates depend."""
 
     horizon: float  # two-sided, H = ‖Σ^{1/2} A Σ^{1/2}‖₂
     horizon_one_sided: float  # ‖Σ^{1/2} A‖₂
@@ -27,7 +27,7 @@ class Reach:
     multiplicity: int  # number of singular values of B that equal the largest up to a factor 1 - 1e-6
 
     def warnings(self, n: float, *, mask_self: bool = False) -> list[str]:
-        """Sentences, one for each reason why the slope of an error curve at n tokens is not the asymptotic rate."""
+        """Reasons, one sentence each, why the slope of an error curve at n tokens is not the asymptotic exponent."""
         found = []
         threshold = log(n) + self.frobenius**2 / 2
         if self.trace > threshold and not mask_self:
@@ -61,7 +61,7 @@ def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
 
 
 def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
-    """Horizons, coupling and other spectral quantities of a head, from token covariance Σ and score matrix A (d, d).
+    """Spectral quantities of a head that its error rates depend on, from token covariance Σ and score matrix A (d, d).
 
     >>> found = theory.reach([[4.0]], [[0.5]])
     >>> found.horizon, found.horizon_one_sided, found.coupling

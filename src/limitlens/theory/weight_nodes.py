@@ -1,7 +1,7 @@
-"""Grid of softmax weights (nodes) and quadrature points s of `exact_bootstrap`, which evaluates e^{−sW} on them.
+"""Grid of softmax weights (nodes) and quadrature points s at which `exact_bootstrap` evaluates e^{−sW}.
 
-Nodes and points are logarithms, and sums over tokens are relative to the weight of their node, so that weights of any
-range neither overflow nor vanish. M is the number of tokens, m of queries. `xp` is NumPy or torch.
+Both are stored as logarithms, and sums at a node are relative to its weight, so that no range of weights overflows. M
+is the number of tokens, m of queries; `xp` is NumPy or torch.
 """
 
 from typing import Any
@@ -27,11 +27,7 @@ SUBSAMPLE, MIN_FAINT = 512, 16
 
 
 def close_gaps(logs: NDArray[Any], atom: NDArray[Any] | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Log-weights (M, m) of tokens for m queries, with gaps between neighbours in weight reduced to at most `MAX_GAP`.
-
-    The output of a sample depends on the heaviest of its tokens and on those within `MAX_GAP` of it, to a relative
-    error of M e^{−MAX_GAP}; smaller gaps need fewer nodes. The second result is the shifted log-weight (m,) of an atom.
-    """
+    """Log-weights (M, m), and of `atom` (m,), with gaps between neighbours cut to `MAX_GAP`; error M e^{−MAX_GAP}."""
     rows = logs if atom is None else np.vstack((logs, atom))
     order = np.argsort(-rows, axis=0)
     falling = np.take_along_axis(rows, order, 0)
@@ -47,7 +43,7 @@ def close_gaps(logs: NDArray[Any], atom: NDArray[Any] | None = None) -> tuple[ND
 
 
 def nodes(low: float, high: float) -> tuple[Array, float]:
-    """Log-weights (K,) of the nodes: −∞ for hidden tokens, then `low` to `high`; and the value a GAP below node 1."""
+    """Log-weights (K,) of the grid: −∞ for hidden tokens, then `low` to `high`; and the value a GAP below the first."""
     first = np.floor(low / GAP) * GAP
     return np.concatenate(([-np.inf], first + GAP * np.arange(int((high - first) / GAP) + 3))), float(first - GAP)
 
@@ -58,26 +54,26 @@ def lightest_share(n: Array) -> float:
 
 
 def points(n: Array, lightest: float) -> Array:
-    """Logarithms (S,) of the quadrature points s for sizes n; `lightest` is the `lightest_share` quantile of logs."""
+    """Logarithms (S,) of the quadrature points s for sizes n; `lightest` is the log-weight at `lightest_share`."""
     start = np.log(SMALLEST_S / n.max())
     return np.arange(start, max(start + 12, np.log(3) - lightest) + STEP, STEP)
 
 
 def scaled_weights(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
-    """Products s W of points `log_s` (S, 1) and nodes (K,), and s times the unit (`unit_logs`) of each node: (S, K)."""
+    """Products s W of points `log_s` (S, 1) and grid weights (K,), and s times `unit_logs` weights: both (S, K)."""
     relative = xp.exp((log_s + unit_logs(xp, node)).clip(None, MAX_EXPONENT))
     return xp.where(xp.isfinite(node), relative, xp.zeros_like(relative)), relative
 
 
 def unit_logs(xp: Any, node: Any) -> Any:
-    """Logarithms (K,) of the units of the sums at the nodes: the node's weight, for the first node the second's."""
+    """Log-weights (K,) that sums at each grid weight are relative to: its own, and for the first that of the second."""
     return xp.concatenate((node[1:2], node[1:]))
 
 
 def powers(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
-    """Factors s W e and s² W² e of the integrand, e = e^{−sW}, at points `log_s` (S, 1) and nodes (K,): (S, K) each.
+    """Factors s W e and s² W² e of the integrand, e = e^{−sW}, at points `log_s` (S, 1) and grid weights (K,): (S, K).
 
-    For s < 1 the first factor uses e − 1 in place of e, which leaves sums of centred values unchanged and cancels less.
+    For s < 1 the first uses e − 1 in place of e, which leaves sums of centred values unchanged and cancels less.
     """
     at, relative = scaled_weights(xp, log_s, node)
     lost = xp.expm1(-at)
@@ -85,7 +81,7 @@ def powers(xp: Any, log_s: Any, node: Any) -> tuple[Any, Any]:
 
 
 def lowest_log(logs: Array, n: Array) -> float:
-    """Log-weight at which the nodes begin, for log-weights `logs` (M, m) and sizes n; lighter tokens share one node."""
+    """Log-weight at which the grid begins, for log-weights `logs` (M, m) and sizes n; lighter tokens share one node."""
     low = logs.min()
     low = low if np.isfinite(low) else logs[np.isfinite(logs)].min()
     some = logs[:: max(1, len(logs) // SUBSAMPLE)]
@@ -96,10 +92,9 @@ def lowest_log(logs: Array, n: Array) -> float:
 
 
 def split(logs: Array, node: Array, first: float) -> tuple[NDArray[np.int64], Array, Array]:
-    """Index of the node below each token (M, m), the token's weight over the node's, and its share in the next node.
+    """Index of the grid weight w below each token (M, m), its weight W/w, and its share in the next grid weight.
 
-    The fraction between nodes w and w e^GAP is (W/w − 1)/(e^GAP − 1), and between 0 and w it is W/w, where W/w is the
-    second result. `logs` is overwritten.
+    The share is (W/w − 1)/(e^GAP − 1) between w and w e^GAP, and W/w between 0 and w. `logs` is overwritten.
     """
     index = np.maximum((logs - first) * (1 / GAP), 0).astype(np.int64)
     logs -= unit_logs(np, node).astype(logs.dtype).take(index)

@@ -1,13 +1,8 @@
-"""Control parameter θ (an effective number of keys) of attention over keys on a sphere, and the regimes it separates.
+"""Effective number θ of keys on a sphere in attention, and the regimes (averaging, selective, frozen) it separates.
 
-    θ = n E e^{−βD} = n e^{K(β)−β}            exact, for any law of the gap D between query and key,
-    θ ~ n c Γ(a+1) β^{−a}                     as the inverse temperature β grows, when P(D ≤ s) ~ c s^a.
-
-For θ → ∞ attention averages over many keys (subcritical), for θ of order one a few keys share the weight (critical),
-for θ → 0 it collapses onto the nearest key (supercritical). At θ = 1, β ~ (n c Γ(a+1))^{1/a} with 1/a = 2/α.
-
-How many keys share the weight at θ = 1 depends on the exponent: E Σw² is .44, .20 and .052 in dimension 3, 5 and 9, and
-about 2^{−a} in higher ones. `regime` therefore uses the expected participation E Σw².
+θ = n E e^{−βD} = n e^{K(β)−β} at inverse temperature β, D = 1 − <q, k> the gap between query and key. As β grows, θ ~ n
+c Γ(a+1) β^{−a} if P(D ≤ s) ~ c s^a. For θ → ∞ attention averages over many keys, for θ of order one a few keys share
+the weight, for θ → 0 the nearest key has it all. At θ = 1, β ~ (n c Γ(a+1))^{1/a}.
 """
 
 import math
@@ -34,7 +29,7 @@ check_theta = partial(check_number, "theta", expected="a positive effective numb
 
 
 def theta(n: float, beta: float, law: Law) -> float:
-    """Control parameter θ = n E e^{−βD} of n keys at inverse temperature β: exact for a `GapLaw`, else asymptotic.
+    """Effective number of keys θ = n E e^{−βD}, D = 1 − <q, k>: exact for a `GapLaw`, asymptotic for a `LocalPower`.
 
     >>> round(theory.theta(10_000, 122.0, theory.uniform(5)), 4)
     0.9995
@@ -47,7 +42,7 @@ def theta(n: float, beta: float, law: Law) -> float:
 
 
 def critical_beta(n: float, law: Law, target: float = 1.0) -> float:
-    """Inverse temperature β at which n keys have θ = `target`; (n c Γ(a+1) / θ)^{1/a} for a `LocalPower`.
+    """Inverse temperature β at which n keys have θ = `target` effective ones: (n c Γ(a+1)/θ)^{1/a} for a `LocalPower`.
 
     >>> round(theory.critical_beta(10_000, theory.uniform(5)), 2)
     121.97
@@ -67,12 +62,12 @@ def critical_beta(n: float, law: Law, target: float = 1.0) -> float:
 
 
 def critical_n(beta: float, law: Law, target: float = 1.0) -> float:
-    """Number of keys n that at inverse temperature β have θ = `target`; θ β^a / (c Γ(a+1)) for a `LocalPower`."""
+    """Number of keys n that at β have θ = `target` effective ones; θ β^a / (c Γ(a+1)) for a `LocalPower`."""
     return check_theta(target) * math.exp(-float(law.log_laplace(check_beta(beta))))
 
 
 def regime(participation: float) -> Regime:
-    """Regime of attention with E Σw² = `participation`: averaging, selective (few keys) or frozen (one key).
+    """Name the regime of attention from `participation` = E Σw²: averaging, selective (few keys) or frozen (one key).
 
     >>> [theory.regime(shared) for shared in (0.01, 0.2, 0.95)]
     ['averaging', 'selective', 'frozen']
@@ -108,7 +103,7 @@ def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
 
 
 def collapse_deficit(n: float, beta: float, local: Law) -> float:
-    """Expected weight of all keys but the nearest as θ → 0, E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β, a > 1/2."""
+    """Expected weight of all keys but the nearest, large β: E(1 − w₁) ≈ ln 2 · a Γ(2 − 1/a) (nc)^{1/a} / β, a > 1/2."""
     wanted = "more than 1 for the collapse law (keys on a circle have a logarithm instead): use the exact mean_top"
     check_number("the local exponent", 2 * local.a, wanted, low=1, closed=False)
     log_scale = (math.log(check_keys(n)) + local.log_c) / local.a
@@ -116,7 +111,7 @@ def collapse_deficit(n: float, beta: float, local: Law) -> float:
 
 
 def nearest_distance(n: float, local: Law, rank: int = 1) -> float:
-    """Mean distance E|q − k| of the `rank`-th nearest of n keys, n large: √2 Γ(rank + 1/α)/Γ(rank) (nc)^{−1/α}."""
+    """Mean distance √2 Γ(rank + 1/α)/Γ(rank) (nc)^{−1/α} from query to `rank`-th nearest of n keys, α = 2a, n large."""
     inverse = 1 / (2 * local.a)
     log_ratio = math.lgamma(rank + inverse) - math.lgamma(rank)
     return math.sqrt(2) * math.exp(log_ratio - inverse * (math.log(check_keys(n)) + local.log_c))

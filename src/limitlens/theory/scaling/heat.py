@@ -1,17 +1,10 @@
-"""Evolution of a token density through layers of attention: the heat equation run backwards.
+"""Evolution of a token density f through layers of attention: to first order in 1/β, the heat equation backwards.
 
-With values equal to keys, weights exp(−β|x−y|²/2) move a token at x to T(x) = x + (1/β) ∇log(f ∗ N(0, I/β)), up the
-density. To first order in 1/β one layer changes the density by −Δf/β, so layers are time steps of
-
-    f_t = −Δf,    t = (number of layers) / β.
-
-On the sphere S^{d−1} (the circle is d = 2) the output is projected back onto it, and a density that depends on the
-polar angle alone is a sum Σ c_l G_l(cos θ) of Legendre polynomials in dimension d, normalised to G_l(1) = 1 (cos lθ on
-the circle). By the Funk-Hecke formula the kernel e^{β<x,y>} multiplies the mode l exactly by
-
-    λ_l(β)/λ_0(β) = I_{d/2−1+l}(β)/I_{d/2−1}(β) = Π_{j<l} A_{d+2j}(β),
-
-and a small mode grows per layer by the factor 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0, which for l = 1 is 1 + (d−1)/β.
+With values equal to keys, weights exp(−β|x−y|²/2) move a token at x to T(x) = x + (1/β) ∇log(f ∗ N(0, I/β)). To first
+order this is f_t = −Δf at time t = layers/β, so that tokens N(0, Σ) get the covariance Σ − 2tI. On the sphere S^{d−1}
+the output is projected back, and a density of the polar angle is a sum Σ c_l G_l(cos θ) of modes, Legendre polynomials
+in dimension d with G_l(1) = 1. One layer multiplies a small mode l by 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0, where λ_l/λ_0 =
+I_{d/2−1+l}(β)/I_{d/2−1}(β) = Π_{j<l} A_{d+2j}(β) (Funk-Hecke). For l = 1 it is 1 + (d−1)/β.
 """
 
 import math
@@ -29,12 +22,12 @@ from limitlens.theory.scaling.laws import check_dim, uniform
 
 
 def heat_growth(degree: int, dim: int) -> float:
-    """Growth rate l(l+d−2) of mode l of a token density under the backward heat equation: c_l(t) = c_l e^{rate·t}."""
+    """Growth rate l(l+d−2) of the degree-l mode c_l e^{rate·t} of a token density, by the backward heat equation."""
     return float(degree * (degree + dim - 2))
 
 
 def mode_growth(degree: int, beta: float, dim: int) -> float:
-    """Factor 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0 by which one layer of attention multiplies a small mode l = `degree`."""
+    """Factor 1 + l(l+d−2)/(β A_d(β)) λ_l/λ_0 by which one layer multiplies a small degree-l mode of a token density."""
     check_dim(dim)
     ratios = _multipliers(check_beta(beta), dim, degree)
     return 1 + heat_growth(degree, dim) * float(ratios[degree] / ratios[1]) / beta
@@ -42,9 +35,9 @@ def mode_growth(degree: int, beta: float, dim: int) -> float:
 
 @dataclass(frozen=True)
 class ZonalFlow:
-    """Evolution of a token density Σ_{l ≤ degree} c_l G_l(cos θ) on S^{d−1} by layers of attention at β, exactly.
+    """Exact evolution of a token density Σ c_l G_l(cos θ) on the sphere S^{d−1} through layers of attention at β.
 
-    Modes above `degree` are dropped after each layer, since the backward heat equation amplifies rounding by e^{l²t}.
+    G_l are Legendre polynomials in dimension d. Those above `degree` are dropped, since rounding grows like e^{l²t}.
     """
 
     dim: int
@@ -110,10 +103,7 @@ class ZonalFlow:
 
 
 def gaussian_flow(covariance: ArrayLike, beta: float, layers: int) -> Array:
-    """Exact covariance of tokens N(0, Σ) after 0, 1, … layers of attention at `beta`: (layers + 1, d, d).
-
-    A layer maps Σ to MΣM, M = Σ(Σ + I/β)^{−1}; the backward heat equation gives Σ − 2tI.
-    """
+    """Covariance (layers + 1, d, d) of tokens N(0, Σ) after layers of attention Σ ↦ MΣM, M = Σ(Σ + I/β)^{−1}."""
     values, axes = np.linalg.eigh(check_covariance("covariance", as_array("covariance", covariance, ndim=2)))
     path = [values]
     for _ in range(layers):
@@ -128,26 +118,23 @@ def rms_slope(amplitude: float, dim: int) -> float:
 
 
 def token_noise(n: float, beta: float, dim: int) -> float:
-    """Standard deviation, along one direction, of a token's position after a layer of attention over n random keys.
+    """Standard deviation along one axis of the random part of a token's move in one layer over n keys.
 
-    √(tangential variance)/A_d(β), about √(1/(2β n_eff)); averaged over the tokens, the same for every density of them.
+    √(tangential variance)/A_d(β), about √(1/(2β n_eff)). Averaged over the tokens it is the same for every density.
     """
     limit = averaging(n, beta, uniform(dim))
     return math.sqrt(limit.tangential_variance or math.nan) / limit.mean
 
 
 def drift_to_noise(n: float, beta: float, dim: int, amplitude: float) -> float:
-    """Ratio of the drift (root mean square) to the noise of n keys for tokens of density 1 + `amplitude` · cos θ.
-
-    It is of order n^{1/2} β^{−(d+1)/4} on S^{d−1}.
-    """
+    """Systematic over random token move in a layer, of order n^{1/2} β^{−(d+1)/4}; density 1 + `amplitude` · cos θ."""
     t, weight = _sphere_nodes(dim, 256)
     drift = ZonalFlow(dim, beta, 1).displacement(np.array([amplitude]), t)
     return math.sqrt(float(weight @ ((1 + amplitude * t) * drift**2))) / token_noise(n, beta, dim)
 
 
 def visible_until(n: float, dim: int, amplitude: float) -> float:
-    """Inverse temperature β up to which the drift of tokens in a layer exceeds the noise of n keys, for large n.
+    """Inverse temperature β up to which a layer moves tokens more than the randomness of n keys does, n large.
 
     β = (s² 2^{a+1} n c Γ(a+1))^{2/(d+1)}, a = (d−1)/2, s the `rms_slope` of the density 1 + `amplitude` cos θ.
     """

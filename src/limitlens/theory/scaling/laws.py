@@ -1,8 +1,7 @@
-"""Laws of the gap D = 1 − <q, k> between a unit query q and a random unit key k.
+"""Distributions of the gap D = 1 − <q, k> between a unit query q and a random unit key k.
 
-Weights are proportional to e^{−βD}. At large inverse temperature β only the smallest gaps matter, where
-
-    P(D ≤ s) ~ c s^a  as s → 0,      equivalently  P(|q − k| ≤ r) ~ C r^α  with a = α/2, c = C 2^{α/2}.
+Attention weights are proportional to e^{−βD}. At large β only small gaps matter, where P(D ≤ s) ~ c s^a. Equivalently
+P(|q − k| ≤ r) ~ C r^α with a = α/2 and c = C 2^{α/2}.
 """
 
 import math
@@ -25,11 +24,7 @@ _EXPONENTS = 0.3, 1000  # range of α: quadrature misses mass at the singularity
 
 @lru_cache(maxsize=8)
 def tanh_sinh(nodes: int) -> tuple[Array, Array, Array]:
-    """Nodes v, complements 1 − v and weights of the tanh-sinh quadrature rule on (0, 1), each (nodes,).
-
-    v = 1 / (1 + exp(−π sinh t)), so the trapezoidal rule in t converges almost exponentially for analytic integrands
-    times v^p, p > −1. v starts at exp(−π sinh 5) ≈ 1e-101, which integrates v^p to 1e-15 down to p = −0.85.
-    """
+    """Nodes v = 1 / (1 + exp(−π sinh t)), 1 − v and weights of tanh-sinh quadrature on (0, 1), each (nodes,)."""
     t = np.linspace(-5.0, 5.0, nodes)
     node, complement = special.expit(np.pi * np.sinh(t)), special.expit(-np.pi * np.sinh(t))  # both fully accurate
     weight = np.pi * np.cosh(t) * node * complement * (t[1] - t[0])
@@ -40,13 +35,13 @@ def tanh_sinh(nodes: int) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class LocalPower:
-    """Power law P(D ≤ s) ~ c s^a of the gap to the nearest keys, which determines the scaling limit of attention."""
+    """Power law P(D ≤ s) ~ c s^a of small gaps D = 1 − <q, k>, which determines the scaling limit of attention."""
 
     a: float  # half the local exponent α
     log_c: float
 
     def log_laplace(self, beta: float) -> float:
-        """Logarithm of E e^{−βD} at inverse temperature β, as β grows: log(c Γ(a+1) β^{−a})."""
+        """Logarithm of E e^{−βD}, D the gap, as the inverse temperature β grows: log(c Γ(a+1) β^{−a})."""
         return self.log_c + math.lgamma(self.a + 1) - self.a * math.log(beta)
 
     def cdf(self, gap: Array) -> Array:
@@ -54,16 +49,16 @@ class LocalPower:
         return np.asarray(np.exp(self.log_c + special.xlogy(self.a, gap)))
 
     def quantile(self, probability: ArrayLike) -> Array:
-        """Gap s = (u/c)^{1/a} below which D lies with probability u."""
+        """Gap s = (u/c)^{1/a} below which a gap lies with probability u."""
         return np.asarray(np.exp((np.log(probability) - self.log_c) / self.a))
 
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
-        """Log-density log(c a s^{a−1}) of D at s = `gap`; `to_antipode` is ignored, since this law has no upper end."""
+        """Log-density log(c a s^{a−1}) of the gap at s = `gap`; `to_antipode` is ignored, as there is no upper end."""
         return np.asarray(self.log_c + math.log(self.a) + special.xlogy(self.a - 1, gap))
 
 
 class GapLaw(ABC):
-    """Law of the gap D = 1 − <q, k> in [0, 2] between a unit query and a random key; P(D ≤ s) ~ c s^a near zero."""
+    """Distribution of the gap D = 1 − <q, k> between a unit query and a random key; P(D ≤ s) ~ c s^a near zero."""
 
     name: str
     a: float  # half the local exponent α
@@ -72,7 +67,7 @@ class GapLaw(ABC):
 
     @abstractmethod
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
-        """Log-density of D at `gap`; `to_antipode` = 2 − gap is passed separately to keep its relative accuracy."""
+        """Log-density of the gap 1 − <q, k> at `gap`; `to_antipode` is 2 − gap, passed to keep its accuracy."""
 
     @property
     def local(self) -> LocalPower:
@@ -90,7 +85,7 @@ class GapLaw(ABC):
         return 2 * self.a
 
     def cdf(self, gap: ArrayLike) -> Array:
-        """Probability P(D ≤ s) that the gap is at most s, with small relative error even for tiny s: (...) to (...)."""
+        """Probability that the gap 1 − <q, k> is at most `gap`, accurate even for tiny ones: (...) to (...)."""
         s = np.clip(as_array("gap", gap), 0, 2)
         node, complement, weight = tanh_sinh(_NODES)
         span = s[..., None]
@@ -98,18 +93,18 @@ class GapLaw(ABC):
         return np.asarray(s * (density @ weight))
 
     def quantile(self, probability: ArrayLike) -> Array:
-        """Gap s with P(D ≤ s) = u, for probabilities u (...): shape (...)."""
+        """Gap s with P(gap ≤ s) = u, for probabilities u of any shape."""
         lowest, correction = self._quantile_table
         log_u = np.log(np.clip(as_array("probability", probability), np.finfo(float).tiny, 1))
         leading = (log_u - self.log_c) / self.a
         return np.minimum(np.exp(leading + correction(np.maximum(log_u, lowest))), 2)
 
     def log_laplace(self, beta: ArrayLike) -> Array:
-        """Logarithm of E e^{−βD} = e^{K(β) − β} at inverse temperatures β of any shape."""
+        """Logarithm of E e^{−βD} = e^{K(β) − β}, D the gap, at inverse temperatures β of any shape."""
         return self.tilted(beta)[0]
 
     def tilted(self, beta: ArrayLike) -> tuple[Array, Array, Array]:
-        """Logarithm of E e^{−βD}, and mean and variance of D under the law reweighted by e^{−βD}: each of β's shape."""
+        """Logarithm of E e^{−βD}, and mean and variance of the gap D under weights e^{−βD}: each of β's shape."""
         tilt = as_array("beta", beta)
         if tilt.size and tilt.min() < 0:
             raise InputError(f"beta is {tilt.min():.6g}; expected an inverse temperature of at least 0")
@@ -150,9 +145,9 @@ def negligible_beyond(a: float) -> float:
 
 @dataclass(frozen=True)
 class PowerGap(GapLaw):
-    """Keys on S^{d−1} with a density proportional to |q − k|^γ: D/2 ~ Beta(b + γ/2, b) with b = (d−1)/2.
+    """Gap law of keys on S^{d−1} with density ∝ |q − k|^γ, γ = `power`: D/2 ~ Beta(b + γ/2, b), b = (d−1)/2.
 
-    γ is `power`: 0 for uniform keys, positive if keys avoid the query. The local exponent is α = d − 1 + γ.
+    γ is 0 for uniform keys and positive if keys avoid the query. The local exponent is α = d − 1 + γ.
     """
 
     dim: int
@@ -178,16 +173,16 @@ class PowerGap(GapLaw):
         return np.asarray(special.xlogy(a - 1, gap) + special.xlogy(b - 1, to_antipode) - norm, dtype=np.float64)
 
     def cdf(self, gap: ArrayLike) -> Array:
-        """Probability P(D ≤ s) for gaps s: the regularised incomplete beta function of s/2."""
+        """Probability that the gap is at most `gap` = s: the regularised incomplete beta function of s/2."""
         return np.asarray(special.betainc(self.a, (self.dim - 1) / 2, np.clip(as_array("gap", gap), 0, 2) / 2))
 
 
 @dataclass(frozen=True)
 class VonMisesFisherGap(GapLaw):
-    """Keys of the von Mises-Fisher law exp(κ<μ, k>) on S^{d−1}, for a query with <μ, q> = cosine = cos φ.
+    """Gap law of von Mises-Fisher keys, density ∝ exp(κ<μ, k>) on S^{d−1}, for a query with <μ, q> = cosine = cos φ.
 
-    The density of D at s is the uniform one times exp(κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)): directions
-    around the query follow the same law on S^{d−2}. At s = 0 this factor multiplies the constant c of uniform keys.
+    Its density at s is that of uniform keys times exp(κ cosφ (1−s) + K_{d−1}(κ sinφ √(s(2−s))) − K_d(κ)), with
+    K_d(κ) = log E e^{κ<μ,u>} for u uniform on S^{d−1}.
     """
 
     dim: int
@@ -206,7 +201,7 @@ class VonMisesFisherGap(GapLaw):
         vars(self).update(a=even.a, log_c=log_c, tangent_dim=even.tangent_dim if on_axis else None)
 
     def log_density(self, gap: Array, to_antipode: Array) -> Array:
-        """Log-density of D at s = `gap`, where `to_antipode` is 2 − s."""
+        """Log-density of the gap at s = `gap`, where `to_antipode` is 2 − s."""
         sine = math.sqrt(max(0.0, 1 - self.cosine**2))
         around = radial_K(self.concentration * sine * np.sqrt(gap * to_antipode), self.dim - 1)
         along = self.concentration * self.cosine * (1 - gap)
@@ -215,7 +210,7 @@ class VonMisesFisherGap(GapLaw):
 
 
 def uniform(dim: int) -> PowerGap:
-    """Gap law of keys that are uniform on the sphere S^{d−1}, d = `dim`: a = (d−1)/2.
+    """Distribution of the gap D = 1 − <q, k> for keys uniform on the sphere S^{d−1}, d = `dim`: a = (d−1)/2.
 
     >>> theory.uniform(5).exponent
     4.0
@@ -224,7 +219,7 @@ def uniform(dim: int) -> PowerGap:
 
 
 def named_law(name: str, dim: int, *, concentration: float = 5.0, cosine: float = 1.0, power: float = 1.0) -> GapLaw:
-    """Gap law by its name on the command line: uniform, vmf or power."""
+    """Distribution of the gap 1 − <q, k> by its name on the command line: uniform, vmf or power."""
     if name == "vmf":
         return VonMisesFisherGap(dim, concentration, cosine)
     if name not in ("uniform", "power"):

@@ -1,15 +1,11 @@
-"""Point processes of the rescaled gaps x = βD of keys to a query, and expectations over their softmax weights.
+"""Point processes of the rescaled gaps x = βD of keys to a query, and expectations over softmax weights w ∝ e^{−x}.
 
-Weights are w_j = e^{−x_j} / Σ_i e^{−x_i}. Two point processes have the same interface:
-
-- `PoissonPoints`: the scaling limit, a Poisson process on (0, ∞) of intensity dΛ = θ x^{a−1}/Γ(a) dx;
-- `KeyPoints`: n independent keys of a given law at a given β, with dΛ = n dF(x/β) on (0, 2β): exact at finite n.
-
-Writing 1/S^p = ∫ s^{p−1} e^{−sS} ds / Γ(p) for the sum S = Σ e^{−x_i} separates the keys. With s = e^y and z = y − x,
+`PoissonPoints` is the scaling limit, a Poisson process on (0, ∞) of intensity dΛ = θ x^{a−1}/Γ(a) dx. `KeyPoints` is n
+independent keys of a given law, with dΛ = n dF(x/β) on (0, 2β). For both, exactly, with z = y − x,
 
     E Σ_j φ(x_j) w_j^p = 1/Γ(p) ∫ dy V(Φ(y)) ∫ φ(x) e^{pz − e^z} dΛ(x),     Φ(y) = ∫ (1 − e^{−e^z}) dΛ(x),
 
-where V(Φ) is e^{−Φ} for the Poisson process and (1 − Φ/n)^{n−1} for n keys. Both are exact.
+where V(Φ) is e^{−Φ} for the Poisson process and (1 − Φ/n)^{n−1} for n keys.
 """
 
 import math
@@ -51,7 +47,7 @@ class Points:
         return self.mass * self.law.cdf(x / self.beta)
 
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """Factor V(Φ) in the integrand, of all keys but `chosen` ones (1, or 2 for a pair), at Φ = `expected`.
+        """Factor V(Φ) of the integrand that stands for all keys but `chosen` ones (1, or 2 for a pair), Φ = `expected`.
 
         e^{−Φ} for a Poisson process. For n keys (1 − Φ/n)^{n−1}, and (1 − 1/n)(1 − Φ/n)^{n−2} for a pair.
         """
@@ -127,7 +123,7 @@ class Points:
 
 @dataclass(frozen=True)
 class PoissonPoints(Points):
-    """Scaling limit of the keys' rescaled gaps x: a Poisson process of intensity θ x^{a−1}/Γ(a)."""
+    """Scaling limit of the keys' rescaled gaps x = βD: a Poisson process of intensity θ x^{a−1}/Γ(a)."""
 
     theta: float
     a: float
@@ -141,7 +137,7 @@ class PoissonPoints(Points):
 
 @dataclass(frozen=True)
 class KeyPoints(Points):
-    """Rescaled gaps of n independent keys of a law at inverse temperature β: exact at finite n."""
+    """Rescaled gaps x = βD of n independent keys of a law at inverse temperature β: exact at finite n."""
 
     law: GapLaw
     n: float

@@ -1,13 +1,11 @@
-"""Expectations of the softmax weights and moments of the output, in the scaling limit or exact at finite n.
+"""Expected softmax weights and output moments of attention over random keys, as a scaling limit or exact at n keys.
 
-`PoissonPoints(theta, a)` gives the scaling limit, `KeyPoints(law, n, beta)` the exact value at n keys. x = βD is the
-rescaled gap of a key, and the output Γ has the gap β(1 − <q, Γ>) = Σ w x along the query q. If the nearest key is at x,
-the largest weight w₁ has 1/w₁ = 1 + Σ e^{x − x_i} over the others, which are beyond it. With V as in `points.py`,
+`PoissonPoints(theta, a)` gives the limit, `KeyPoints(law, n, beta)` the exact value; x = βD is a key's rescaled gap.
+The largest weight w₁ is that of the nearest key. With V and Λ of `points.py`,
 
-    E e^{−λ(1/w₁ − 1)} = ψ(λ) = ∫ V(H(x, λ)) dΛ(x),     H(x, λ) = Λ([0, x]) + ∫_x^∞ (1 − exp(−λ e^{x−u})) dΛ(u),
+    E e^{−λ(1/w₁ − 1)} = ψ(λ) = ∫ V(H(x, λ)) dΛ(x),     H(x, λ) = Λ([0, x]) + ∫_x^∞ (1 − exp(−λ e^{x−u})) dΛ(u).
 
-whence E w₁ = ∫ e^{−λ} ψ(λ) dλ and, by inverting the Laplace transform ψ(λ)/λ, the distribution function. For a = 1
-(d = 3) 1/w₁ − 1 follows the generalised Dickman law: E[1/w₁] = 1 + θ and P(w₁ ≥ 1/2) = e^{−γθ}/Γ(1+θ).
+For a = 1 (d = 3), E[1/w₁] = 1 + θ and P(w₁ ≥ 1/2) = e^{−γθ}/Γ(1+θ) (generalised Dickman law).
 """
 
 import math
@@ -28,7 +26,7 @@ _ORDER = 12  # order of the Euler inversion: about 7 digits, with 10⁴ times th
 
 
 def participation(points: Points) -> float:
-    """Expected participation E Σ w² of softmax weights w: 1 for one key, 1/m for m equal keys. Kernel e^{2z − e^z}.
+    """Expected participation E Σw² of softmax weights w: 1 if one key has all the weight, 1/m for m equal keys.
 
     >>> round(theory.participation(theory.KeyPoints(theory.uniform(5), 10_000, 122.0)), 4)
     0.2045
@@ -37,7 +35,7 @@ def participation(points: Points) -> float:
 
 
 def entropy(points: Points) -> float:
-    """Expected entropy E[−Σ w log w] of the softmax weights w. Kernel −(z + γ) e^{z − e^z}, γ Euler's constant.
+    """Expected entropy E[−Σ w log w] of the softmax weights w over random keys.
 
     >>> round(theory.entropy(theory.PoissonPoints(1.0, 2.0)), 4)
     2.1443
@@ -46,12 +44,12 @@ def entropy(points: Points) -> float:
 
 
 def gap_mean(points: Points) -> float:
-    """Expected rescaled gap E Σ w x = β E(1 − <q, Γ>) between the output Γ and the unit query q."""
+    """Expected gap β E(1 − <q, Γ>) = E Σ w x between the attention output Γ and the unit query q, times β."""
     return points.mean_over(lambda x, z: x * _softened(z, 1))
 
 
 def gap_variance(points: Points) -> float:
-    """Variance Var Σ w x = β² Var <q, Γ> of the output Γ along the query q: a sum over keys plus one over pairs."""
+    """Variance β² Var <q, Γ> = Var Σ w x of the attention output Γ along the query q, times β²."""
     mean = gap_mean(points)
     single = points.mean_over(lambda x, z: np.square(x - mean) * _softened(z, 2))
     return single + points.mean_over(lambda x, z: (x - mean) * _softened(z, 1), chosen=2)
@@ -63,7 +61,7 @@ def tangential_variance(points: Points, tangent_dim: int) -> float:
 
 
 def keys_holding(points: Points, share: float = 0.9) -> float:
-    """Number of nearest keys that together hold a `share` of the softmax weight, for large θ.
+    """Number of nearest keys that together hold a `share` of the softmax weight, when many keys share it (large θ).
 
     Λ([0, x]) with ∫_0^x e^{−u} dΛ = share · θ; in the scaling limit θ x^a/Γ(a+1), x the `share` quantile of Gamma(a).
     """
@@ -85,7 +83,7 @@ def mean_inverse_top(points: Points) -> float:
 
 
 def mean_top(points: Points) -> float:
-    """Expected largest weight, E w₁ = ∫ e^{−λ} ψ(λ) dλ, integrated over log λ.
+    """Expected largest softmax weight, E w₁ = ∫ e^{−λ} ψ(λ) dλ with ψ the Laplace transform of 1/w₁ − 1.
 
     >>> round(theory.mean_top(theory.PoissonPoints(1.0, 2.0)), 4)
     0.3461
@@ -102,8 +100,7 @@ def mean_top(points: Points) -> float:
 def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
     """Probability P(w₁ ≤ t) that the largest softmax weight is at most t, for `weights` t in (0, 1), scaling limit.
 
-    By Euler inversion (Abate and Whitt, 2006) of the Laplace transform of 1/w₁ − 1, with an absolute error of about
-    1e-7, and up to 5e-4 next to t = 1/2, where the density has a kink.
+    By Euler inversion (Abate and Whitt, 2006), with an absolute error of about 1e-7, and up to 5e-4 next to t = 1/2.
 
     >>> theory.top_cdf([0.3, 0.6], theory.PoissonPoints(1.0, 2.0)).round(4).tolist()
     [0.4117, 0.9602]
@@ -118,10 +115,7 @@ def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
 
 
 def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
-    """Quadrature over the nearest key's gap x, dΛ(x) and Λ([0, x]) (rows,), and over u > x, e^{x−u} and dΛ(u).
-
-    The last two are (rows, nodes). u ends where λ e^{x−u} is negligible for all |λ| up to `largest`.
-    """
+    """Quadrature over the nearest gap x: dΛ(x), Λ([0, x]) (rows,); and over u > x: e^{x−u}, dΛ(u) (rows, nodes)."""
     (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     end = np.minimum(x + math.log(max(1.0, largest)) + negligible_beyond(points.a), points.edge)
     u, rest = points.between(np.minimum(x, end), end)
@@ -129,10 +123,7 @@ def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
 
 
 def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:
-    """Laplace transform ψ(λ) of 1/w₁ − 1 at one complex λ = |λ| e^{iφ} with positive real part, w₁ the largest weight.
-
-    The path goes from x to x + iφ and then parallel to the real axis, where λ e^{x−u} is real and does not oscillate.
-    """
+    """Laplace transform ψ(λ) of 1/w₁ − 1 at complex λ = |λ| e^{iφ}, by a path from x to x + iφ and on parallel to R."""
     (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     size, angle = abs(lam), math.atan2(lam.imag, lam.real)
     node, _, weight = tanh_sinh(_PATH_NODES)
