@@ -1,1 +1,1 @@
-"""Attention: heads, their outputs over n and over infinitely many tokens, mergeable states, key policies, kernels."""
+"""Softmax attention over n tokens or infinitely many: heads, kernels, mergeable results, rules that select keys."""

@@ -14,9 +14,7 @@ BLOCK = 8192  # tokens per block: enough to use all cores, few enough to stay in
 
 
 def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int = BLOCK) -> Array:
-    """Output (m, v) of a head over n tokens (n, d), Γ_n(x), for query tokens x (m, d); memory does not grow with n.
-
-    `precise` computes in float64, otherwise in float32, and `block` is the number of tokens read at a time.
+    """Attention output Γ_n(x) (m, v) over tokens (n, d) for query tokens x (m, d); `precise` computes in float64.
 
     >>> tokens = np.array([[0.0], [1.0]])
     >>> ll.attend(tokens, ll.Head(1.0), [[0.0], [5.0]]).round(4).tolist()
@@ -28,7 +26,7 @@ def attend(tokens: Any, head: Head, x: Any, *, precise: bool = True, block: int 
 def attend_state(
     tokens: Any, head: Head, x: Any, *, times: float = 1.0, precise: bool = True, block: int = BLOCK
 ) -> State:
-    """Mergeable state (log-sum-exp and output) of queries x (m, d) over tokens (n, d), the queries times `times`."""
+    """Attention of query tokens x (m, d) over tokens (n, d), as a mergeable `State`; `times` multiplies the scores."""
     head = as_head(head)
     dtype = torch.float64 if precise else torch.float32
     if getattr(tokens, "ndim", 2) != 2 or len(tokens) == 0:

@@ -1,7 +1,4 @@
-"""Attention heads, heads with a designed score matrix, and the output of a head over infinitely many tokens.
-
-This module does not import torch when it is loaded, because that takes seconds.
-"""
+"""Attention heads, random heads of a given strength, and the output of a head over infinitely many tokens."""
 
 from __future__ import annotations
 
@@ -15,16 +12,14 @@ from limitlens.arrays import Tensor, torch
 from limitlens.errors import Array, InputError, as_array, check_covariance, check_number, check_seed
 from limitlens.measures.custom import TokenLaw, as_measure
 
-HARDMAX_BEYOND = 1000  # largest horizon of a designed head: over 30,000 tokens attention is hardmax long before
+HARDMAX_BEYOND = 1000  # largest horizon of `designed_head`: attention over 30,000 tokens is hardmax long before
 
 
 class Head:
-    """One attention head, whose scores and values are linear in the tokens.
+    """One attention head: for the query x, token y has the score <y, A x> and the value V y.
 
-    The score of token y for query x is <y, A x>, so attention over a law of tokens depends on a query only through its
-    tilt t = A x. The value of token y is V y. The score matrix A (d, d) includes the factor 1/√k; a scalar means that
-    multiple of the identity (of V's dimension, else d = 1). The value matrix V (v, d) is the identity by default.
-    `Head.from_projections` makes a head from Wq, Wk and Wv.
+    The score matrix A (d, d) includes the factor 1/√head_dim. The value matrix V (v, d) is the identity by default. A
+    scalar means that multiple of the identity. `Head.from_projections` makes a head from the weights Wq, Wk and Wv.
 
     >>> head = ll.Head(1.5)
     >>> head.A.tolist(), head.V.tolist()
@@ -46,11 +41,10 @@ class Head:
         cls, Wq: Any, Wk: Any, Wv: Any = None,
         *, query_bias: Any = None, value_bias: Any = None, head_dim: int | None = None,
     ) -> Head:  # fmt: skip
-        """Head from projections q = Wq x + query_bias, k = Wk y, v = Wv y + value_bias, scores <q, k>/√head_dim.
+        """Make a head from its projections q = Wq x + query_bias, k = Wk y and v = Wv y + value_bias.
 
-        Rows of Wq, Wk (k, d) and Wv (v, d) are output features, as in `torch.nn.Linear.weight`; by default Wv is the
-        identity and head_dim the number of rows. A query bias (k,) shifts every tilt by Wkᵀ query_bias/√k. A key bias
-        adds the same number to all scores of a query and cancels in the softmax, so there is no argument for it.
+        Scores are <q, k>/√head_dim. Rows of Wq, Wk (k, d) and Wv (v, d) are output features, as in `torch.nn.Linear`.
+        By default Wv is the identity and head_dim is k. A key bias would cancel in the softmax, so it is no argument.
         """
         query, key = as_array("Wq", Wq, ndim=2), as_array("Wk", Wk, ndim=2)
         if query.shape[0] != key.shape[0]:
@@ -83,21 +77,21 @@ class Head:
 
     @property
     def A(self) -> Array:
-        """Score matrix A (d, d) of the head, computed on access; the score of token y for query x is <y, A x>."""
+        """Score matrix A (d, d) of the head: the score of token y for query x is <y, A x>."""
         return self.query_map if self.key_map is None else np.asarray(self.key_map.T @ self.query_map)
 
     @property
     def V(self) -> Array:
-        """Value matrix V (v, d) of the head, computed on access; the value of token y is V y."""
+        """Value matrix V (v, d) of the head: the value of token y is V y."""
         return np.eye(self.dim) if self.value_map is None else self.value_map
 
     def tilts(self, x: Any) -> Array:
-        """Tilts t = A x + Wkᵀ b (..., d) of query tokens x (..., d), with b the query bias: scores are <y, t>."""
+        """Vectors t (..., d) that give the scores <y, t> of tokens y for queries x: t = A x plus any query bias."""
         queries = self.check_tokens("x", x) @ self.query_map.T + self.query_bias
         return np.asarray(queries if self.key_map is None else queries @ self.key_map)
 
     def check_tokens(self, name: str, tokens: Any) -> Array:
-        """Return `tokens` as a finite array (..., d), d the head's dimension; else an `InputError` that says `name`."""
+        """Return `tokens` as a finite array (..., dim of the head), or raise an `InputError` that calls them `name`."""
         array = as_array(name, tokens)
         if array.ndim == 0 or array.shape[-1] != self.dim:
             raise InputError(f"{name} has shape {array.shape}; expected (..., {self.dim}), one row per token")
@@ -134,7 +128,7 @@ def as_head(head: Any, dim: int | None = None) -> Head:
 
 
 def limit(measure: TokenLaw, head: Head, x: Any) -> Array:
-    """Output of a head over infinitely many tokens of a law, Γ(x) = V ∇K(A x): queries (..., d) to (..., v).
+    """Attention output over infinitely many tokens X for queries x (..., d): V ∇K(A x) (..., v), K(t) = log E exp<t,X>.
 
     >>> ll.limit(ll.Gaussian(0.0, 1.0), ll.Head(1.5), [[0.5], [1.0]]).tolist()
     [[0.75], [1.5]]
@@ -148,11 +142,11 @@ def limit(measure: TokenLaw, head: Head, x: Any) -> Array:
 def designed_head(
     measure: TokenLaw | ArrayLike, horizon: float, *, spectrum: str | Sequence[float] = "flat", seed: int = 0
 ) -> Head:
-    """Head with V the identity and a random score matrix A, such that ‖Σ^{1/2} A Σ^{1/2}‖ = `horizon`.
+    """Make a random head of a given strength for tokens with covariance Σ: ‖Σ^{1/2} A Σ^{1/2}‖ = `horizon` and V = I.
 
-    Σ (d, d) is the covariance of the tokens, which may be given instead of their law; directions without variance are
-    ignored. B = Σ^{1/2} A Σ^{1/2} = R diag(s), with R a rotation drawn uniformly from SO(d), so that d = 1 gives
-    A = +horizon/Σ. The `spectrum` s is "flat", "1/k" or d numbers, scaled so that the largest is the horizon.
+    `measure` is a distribution of tokens, or Σ (d, d). Σ^{1/2} A Σ^{1/2} is R diag(s), R a uniformly random rotation.
+    The `spectrum` s is "flat", "1/k" or d numbers, rescaled to the maximum `horizon`. Directions without variance are
+    ignored.
 
     >>> ll.designed_head(ll.Gaussian(0.0, 4.0), horizon=2.0).A.tolist()
     [[0.5]]
@@ -182,7 +176,7 @@ def designed_head(
 
 
 def random_rotation(dim: int, seed: int) -> Array:
-    """Random rotation matrix (d, d), uniform on SO(d): the orthogonal factor of a Gaussian matrix, signs corrected."""
+    """Random rotation matrix (dim, dim), uniformly distributed on the rotation group SO(dim)."""
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0x2071]))
     orthogonal, triangular = np.linalg.qr(generator.standard_normal((dim, dim)))
     orthogonal *= np.sign(np.diag(triangular))

@@ -1,13 +1,11 @@
-"""Mergeable states of attention over sets of tokens.
+"""Attention over sets of tokens, in a form that can be merged.
 
-A state keeps, for a batch of queries, the log-sum-exp of the scores and the weighted mean of the values. The states of
-two disjoint sets of tokens merge exactly (docs/the-merge.md):
+A state holds the log-sum-exp of the scores and the attention output, for a batch of queries. The states of two disjoint
+sets of tokens merge exactly, in any order (docs/the-merge.md):
 
     lse = log(e^{lse₁} + e^{lse₂}),    output = e^{lse₁ − lse} output₁ + e^{lse₂ − lse} output₂.
 
-Merging is associative and commutative, and the empty set is its identity, so streams, checkpoints, cores and machines
-all merge states. Weights e^{2 score} are those of twice the query, so the log-sum-exps at q and 2q give the effective
-number of tokens, 1/Σw² = e^{2 lse(q) − lse(2q)}.
+The log-sum-exps at q and 2q give the effective number of tokens, 1/Σw² = e^{2 lse(q) − lse(2q)}.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ class Batch:
     """Base class of dataclasses whose fields are tensors with the same leading (batch) axes."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Fields of the batch as contiguous tensors by name, for a safetensors file; `cls(**tensors)` restores it."""
+        """Fields by name as contiguous tensors, for a safetensors file; `cls(**tensors)` restores the object."""
         return {name: tensor.contiguous() for name, tensor in vars(self).items()}
 
     @classmethod
@@ -41,12 +39,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class State(Batch):
-    """Softmax attention of m queries over a set of tokens, in a form that merges exactly with that over another set.
+    """Softmax attention of m queries over a set of tokens, in float64; merges exactly with that over another set."""
 
-    Leading axes (replicates, heads, cells, ...) are batch axes. Numbers are float64.
-    """
-
-    count: Tensor  # (...): number of tokens in the set
+    count: Tensor  # (...): number of tokens in the set; `...` are batch axes
     lse: Tensor  # (..., m): log-sum-exp of the scores; −inf for the empty set
     output: Tensor  # (..., m, v): attention output; 0 for the empty set
 
@@ -54,19 +49,19 @@ class State(Batch):
     def empty(
         cls, batch: tuple[int, ...], queries: int, value_dim: int, *, device: str | torch.device = "cpu"
     ) -> State:
-        """State of attention over no tokens, with batch axes `batch`; merging it changes no other state."""
+        """Attention over no tokens, with batch axes `batch`; merging it changes no other state."""
         lse = torch.full((*batch, queries), float("-inf"), dtype=torch.float64, device=device)
         return cls(torch.zeros(batch, dtype=torch.int64, device=device), lse, lse.new_zeros(*lse.shape, value_dim))
 
     def merge(self, other: State) -> State:
-        """State of attention over the union of two disjoint sets of tokens, this state's and the other's."""
+        """Attention over the union of this state's tokens and those of `other`, which must be disjoint."""
         lse = torch.logaddexp(self.lse, other.lse)
         share = torch.exp(other.lse - lse.masked_fill(torch.isneginf(lse), 0.0))  # 0 if both are empty
         share = share[..., None].to(self.output.dtype)
         return State(self.count + other.count, lse, torch.lerp(self.output, other.output, share))
 
     def union(self) -> State:
-        """State of attention over the union of the disjoint sets along the first batch axis (not all are empty)."""
+        """Attention over the union of the disjoint token sets along the first batch axis; not all may be empty."""
         shares = torch.softmax(self.lse, 0)[..., None]
         if self.lse.device.type != "cpu":
             return State(self.count.sum(0), self.lse.logsumexp(0), (shares * self.output).sum(0))
@@ -76,7 +71,7 @@ class State(Batch):
         return State(self.count.sum(0), self.lse.logsumexp(0), output)
 
     def thinned(self, share: Tensor) -> State:
-        """States (shares, ...) as if the set had only a `share` of its tokens: log share is added to lse."""
+        """States (shares, ...) as if only a `share` of the tokens existed: log(share) is added to the log-sum-exps."""
         shift = share.log().reshape(-1, *(1,) * self.lse.ndim)
         counts = (share.reshape(-1, *(1,) * self.count.ndim) * self.count).round().to(self.count.dtype)
         return State(counts, self.lse + shift, self.output.expand(len(share), *self.output.shape))
@@ -84,22 +79,22 @@ class State(Batch):
 
 @dataclass(frozen=True)
 class Peak(Batch):
-    """Hardmax attention: the largest score of each query and the value of the token with that score; mergeable."""
+    """Largest score of each query over a set of tokens, and the value of that token (hardmax attention); mergeable."""
 
     score: Tensor  # (..., m)
     value: Tensor  # (..., m, v)
 
     @classmethod
     def empty(cls, batch: tuple[int, ...], queries: int, value_dim: int, *, like: Tensor) -> Peak:
-        """Peak over no tokens (score −∞, value 0), on the device and with the precision of the tensor `like`."""
+        """Result for no tokens (score −∞, value 0), on the device and with the precision of the tensor `like`."""
         score = like.new_full((*batch, queries), float("-inf"))
         return cls(score, like.new_zeros(*batch, queries, value_dim))
 
     @classmethod
     def of(cls, parts: Iterable[Tensor], value: Tensor) -> Peak:
-        """Peak (largest score and its value) of m queries over n ≥ 1 tokens with values (..., n, v).
+        """Largest score of m queries over n ≥ 1 tokens, and the value (..., n, v) of that token; the first wins a tie.
 
-        `parts` are the scores in consecutive parts (..., m, tokens of the part); the first token wins a tie.
+        `parts` are the scores of consecutive blocks of tokens, each (..., m, tokens of the block).
         """
         found: tuple[Tensor, Tensor] | None = None
         start = 0
@@ -123,12 +118,12 @@ class Peak(Batch):
         return cls(score[..., 0], value.gather(-2, place.expand(*place.shape[:-1], value.shape[-1])))
 
     def union(self) -> Peak:
-        """Peak over the union of the token sets along the first batch axis; the first set wins a tie."""
+        """Largest scores over the union of the token sets along the first batch axis; the first set wins a tie."""
         score, best = self.score.max(0, keepdim=True)
         return Peak(score[0], self.value.gather(0, best[..., None].expand(1, *self.value.shape[1:]))[0])
 
     def merge(self, other: Peak) -> Peak:
-        """Peak over the union of two sets of tokens, this peak's and the other's; this one wins a tie."""
+        """Largest scores over the union of two sets of tokens; on a tie this object wins over `other`."""
         better = other.score > self.score
         score = torch.where(better, other.score, self.score)
         return Peak(score, torch.where(better[..., None], other.value, self.value))

@@ -9,7 +9,7 @@ def capped(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def scores_of(query: Tensor, key: Tensor, softcap: float | None) -> Tensor:
-    """Attention scores (..., m, n), softcapped, of queries (..., m, k) that include the scale and keys (..., n, k)."""
+    """Attention scores (..., m, n), softcapped, for keys (..., n, k) and queries (..., m, k) that include the scale."""
     return capped(query @ key.mT, softcap)
 
 
@@ -17,14 +17,14 @@ def attend_subset(
     scores: Tensor, value: Tensor, *, mask: Tensor | None = None, log_weights: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Log-sum-exps (..., m) and outputs (..., m, v) of attention over a subset of the keys, given by a mask.
+    """Attention over the keys in `mask`: log-sum-exps (..., m) and outputs (..., m, v).
 
-    With scores s (..., m, n), softcap included, log-weights w and the logit of a learned sink of value 0,
+    With scores s (..., m, n), softcap included, log-weights w and the logit `sink` of a learned sink of value 0,
 
         output = Σ_{j in mask} e^{s_j + w_j} v_j / (Σ_{j in mask} e^{s_j + w_j} + e^{sink}).
 
-    `mask` and `log_weights` are broadcastable to the scores, `sinks` to (..., m), `value` is (..., n, v). A query
-    without keys and sinks has the output 0 and the log-sum-exp −∞.
+    `mask` and `log_weights` broadcast to the scores, `sinks` to (..., m). Values are (..., n, v). Without keys and
+    sinks the output is 0 and the log-sum-exp −∞.
     """
     if log_weights is not None:
         scores = scores + log_weights

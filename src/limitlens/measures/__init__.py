@@ -1,4 +1,4 @@
-"""Probability laws of tokens: samplers, the cumulant generating function K(t) = log E exp<t, X> and its derivatives."""
+"""Probability distributions of tokens X: samplers, and K(t) = log E exp<t, X> with its derivatives."""
 
 from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure

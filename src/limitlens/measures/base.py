@@ -1,7 +1,6 @@
-"""Base class of laws of tokens X, described by the cumulant generating function K(t) = log E exp<t, X>, and helpers.
+"""Base class of token distributions, described by their cumulant generating function K(t) = log E exp<t, X>.
 
-The infinite-token output at the query x, with tilt t = A x (score of token X: <t, X>), is V ∇K(t). The asymptotic
-covariance of the output follows from K(t), K(2t) and their derivatives (docs/theory.md).
+Attention of a query x over infinitely many tokens X with scores <t, X>, t = A x, has the output V ∇K(t).
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ _MATRICES = 12  # (d, d) matrices of a head and a law that are in memory at once
 
 
 class Measure(ABC):
-    """A law of tokens X on R^d: a sampler, K(t) = log E exp<t, X> and the first two derivatives of K.
-
-    K, ∇K and ∇²K take tilts t (..., d) as NumPy float64 arrays; `sample` uses torch, imported when called.
-    """
+    """Distribution of tokens X on R^d: a sampler, and K(t) = log E exp<t, X> with its first two derivatives."""
 
     dim: int  # dimension d of the tokens
     radius: float = float("inf")  # radius of the smallest ball around 0 that contains all tokens
@@ -35,19 +31,19 @@ class Measure(ABC):
 
     @abstractmethod
     def grad_K(self, tilts: Array) -> Array:
-        """Gradient ∇K(t), the mean of the tokens' law tilted by exp<t, x>: tilts t (..., d) to means (..., d)."""
+        """Gradient ∇K(t), the mean of the tokens X reweighted by exp<t, X>: tilts t (..., d) to means (..., d)."""
 
     @abstractmethod
     def hess_K(self, tilts: Array) -> Array:
-        """Hessian ∇²K(t), the covariance of the tokens' law tilted by exp<t, x>: tilts t (..., d) to (..., d, d)."""
+        """Hessian ∇²K(t), the covariance of the tokens X reweighted by exp<t, X>: tilts t (..., d) to (..., d, d)."""
 
     @abstractmethod
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample independent tokens of the law in float64, of shape (*shape, d), on the generator's device."""
+        """Draw independent tokens in float64, of shape (*shape, d), on the generator's device."""
 
     @abstractmethod
     def scaled(self, factor: float) -> Measure:
-        """The law of factor · X, where X is a token of this law."""
+        """Distribution of `factor` times a token of this distribution."""
 
     @cached_property
     def mean(self) -> Array:
@@ -60,13 +56,13 @@ class Measure(ABC):
         return self.hess_K(np.zeros(self.dim))
 
     def check_spread(self) -> None:
-        """Raise an `InputError` if all tokens of the law are equal in float32."""
+        """Raise an `InputError` if all tokens are equal up to float32 precision."""
         spread = float(np.sqrt(np.trace(self.covariance)))
         if not spread > max(1e-7 * float(np.linalg.norm(self.mean)), 1e-15):
             raise InputError(f"all tokens are equal (their spread is {spread:.2g}); expected tokens with some spread")
 
     def check_tilts(self, tilts: object) -> Array:
-        """Check `tilts`, the arguments t of K, and return them as a finite float64 array (..., d)."""
+        """Return `tilts`, the arguments t of K, as a finite float64 array (..., d), or raise an `InputError`."""
         array = as_array("tilts", tilts)
         if array.ndim == 0 or array.shape[-1] != self.dim:
             raise InputError(f"tilts have shape {array.shape}; expected (..., {self.dim}), one row per query")
@@ -74,7 +70,7 @@ class Measure(ABC):
 
 
 def check_dim(dim: int) -> int:
-    """Check the dimension `dim` of the tokens and return it as an int of at least 1."""
+    """Return the dimension of tokens as an int of at least 1; raises an error if it is invalid or too large."""
     try:
         number = operator.index(dim)
     except TypeError:
@@ -86,13 +82,13 @@ def check_dim(dim: int) -> int:
 
 
 def check_scalar(name: str, value: float, *, above: float, closed: bool = False) -> float:
-    """Check the parameter `name` of a law: return `value` as a finite float > `above`, or ≥ `above` if `closed`."""
+    """Return the parameter `name` as a finite float > `above`, or ≥ if `closed`; otherwise raise an `InputError`."""
     expected = f"{'at least' if closed else 'more than'} {above:g}"
     return check_number(name, float(as_array(name, value, ndim=0)), expected, low=above, closed=closed)
 
 
 def check_weights(weights: object, count: int) -> Array:
-    """Check `weights` and return them as probabilities (count,); a sum within 1e-6 of 1 is normalised to 1."""
+    """Return `weights` as `count` probabilities; raises an `InputError` if their sum is not 1 within 1e-6."""
     array = as_array("weights", weights, ndim=1)
     if array.size != count:
         raise InputError(f"weights have length {array.size}; expected {count}, one for each point or component")
@@ -111,7 +107,7 @@ def symmetric_root(covariance: Array) -> Array:
 
 
 def by_blocks(function: Callable[[Array], Array], tilts: Array, size: int) -> Array:
-    """Values of `function` at tilts (..., d), computed on blocks (size, d) and joined, with the tilts' leading axes."""
+    """Evaluate `function` on the rows of an array (..., d), `size` at a time to save memory; leading axes stay."""
     rows = tilts.reshape(-1, tilts.shape[-1])
     starts = range(0, max(1, len(rows)), max(1, size))
     joined = np.concatenate([function(rows[start : start + starts.step]) for start in starts])
@@ -119,7 +115,7 @@ def by_blocks(function: Callable[[Array], Array], tilts: Array, size: int) -> Ar
 
 
 def token_shape(shape: int | tuple[int, ...], dim: int) -> tuple[int, ...]:
-    """Shape (*shape, dim) of an array of tokens in dimension `dim`; `shape` is a number of tokens or a tuple."""
+    """Shape (*shape, dim) of an array of tokens; `shape` is a number of tokens or a tuple."""
     return (*shape, dim) if isinstance(shape, tuple) else (shape, dim)
 
 
@@ -137,14 +133,14 @@ def uniform(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 def choose(weights: Array, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Independent indices of the given shape, with probabilities `weights`, by inverting the distribution function."""
+    """Independent random indices of the given shape, with probabilities `weights`."""
     steps = np.cumsum(weights)
     bounds = torch.as_tensor(steps / steps[-1], device=generator.device)
     return torch.searchsorted(bounds, uniform(shape, generator), right=True)
 
 
 def brief(value: Array) -> str:
-    """Short text of an array for `repr`: the common value of equal entries, or up to four entries, or the shape."""
+    """Short text of an array for `repr`: its entries if they are equal or few, else its shape."""
     value = value + 0.0  # prints no negative zero
     if value.ndim < 2 and (value == value.flat[0]).all():
         return f"{value.flat[0]:g}"

@@ -1,4 +1,4 @@
-"""User-defined laws of tokens: every argument `measure` may be an object with `dim`, `K`, `grad_K` and `sample`."""
+"""User-defined distributions of tokens: any object with `dim`, `K`, `grad_K` and `sample` can be used as a measure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEEDED = ("dim", "K", "grad_K", "sample")
 
 
 class TokenLaw(Protocol):
-    """Attributes that a user-defined law of tokens X must have; methods may return NumPy arrays or torch tensors."""
+    """Interface of a user-defined distribution of tokens X; methods may return NumPy arrays or torch tensors."""
 
     @property
     def dim(self) -> int:
@@ -31,11 +31,11 @@ class TokenLaw(Protocol):
         """Gradient ∇K(t) of K(t) = log E exp<t, X>, X a token: tilts t (..., d) to gradients (..., d)."""
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Any:
-        """Independent tokens of the law, of shape (*shape, d), determined by the generator alone."""
+        """Independent tokens of shape (*shape, d), determined by the generator alone."""
 
 
 def as_measure(law: TokenLaw) -> Measure:
-    """Convert a user-defined law to a `Measure` and check grad_K against K; a `Measure` is returned unchanged."""
+    """Convert a user-defined distribution to a `Measure`, checking grad_K against K; a `Measure` stays unchanged."""
     if isinstance(law, Measure):
         return law
     missing = [name for name in _NEEDED if not hasattr(law, name)]
@@ -57,12 +57,12 @@ def _change(g: Callable[[Array], Array], at: Array, step: Array) -> Array:
 
 
 def _spread(law: Measure) -> Array:
-    """Standard deviation of the tokens of a law along each axis, (d,), from ∇²K(0)."""
+    """Standard deviation of the tokens along each axis, (d,), from ∇²K(0)."""
     return np.sqrt(np.maximum(np.diagonal(law.covariance), 0.0))
 
 
 class CustomMeasure(Measure):
-    """Law of factor · X, X a token of a user-defined law, whose `radius` and `hess_K` are used if the law has them."""
+    """User-defined distribution of tokens, multiplied by `factor`; uses its `radius` and `hess_K` if it has them."""
 
     def __init__(self, law: TokenLaw, factor: float = 1.0) -> None:
         self.law, self.factor = law, float(factor)
@@ -70,24 +70,24 @@ class CustomMeasure(Measure):
         self.radius = abs(self.factor) * float(getattr(law, "radius", float("inf")))
 
     def K(self, tilts: Array) -> Array:
-        """Cumulant generating function K(factor · t) of factor · X at tilts t (..., d), K that of the user's law."""
+        """K(factor · t) at tilts t (..., d), with K the cumulant generating function of the user's distribution."""
         at = self.factor * self.check_tilts(tilts)
         return self._answer("K", self.law.K(at), at.shape[:-1])
 
     def grad_K(self, tilts: Array) -> Array:
-        """Gradient of the cumulant generating function of factor · X at tilts t (..., d): factor · ∇K(factor · t)."""
+        """Gradient factor · ∇K(factor · t) at tilts t (..., d), with ∇K that of the user's distribution."""
         at = self.factor * self.check_tilts(tilts)
         return self.factor * self._answer("grad_K", self.law.grad_K(at), at.shape)
 
     def hess_K(self, tilts: Array) -> Array:
-        """∇²K at tilts (..., d), by the user's `hess_K` or by differences of ∇K along each axis, made symmetric."""
+        """Hessian ∇²K at tilts (..., d), from the user's `hess_K` or else by finite differences of ∇K."""
         at = self.check_tilts(tilts)
         if hasattr(self.law, "hess_K"):
             return self.factor**2 * self._answer("hess_K", self.law.hess_K(self.factor * at), (*at.shape, self.dim))
         return self._differences(at, self._steps)
 
     def check(self, tilts: Array) -> None:
-        """Raise an `InputError` unless K is finite at tilts (m, d) and ∇K is the slope of K in a random direction."""
+        """Raise an `InputError` unless grad_K agrees with the slope of K in a random direction, at tilts (m, d)."""
         tilts = self.check_tilts(tilts)
         direction = np.random.default_rng(1).standard_normal(self.dim)
         step = _STEP / max(float(np.linalg.norm(direction * _spread(self))), 1e-300) * direction
@@ -103,7 +103,7 @@ class CustomMeasure(Measure):
             raise InputError(f"{found}; expected K(t) = log E exp<t, X> and its gradient")
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample tokens X of the user-defined law and return factor · X, of shape (*shape, d)."""
+        """Draw tokens of the user's distribution and multiply them by the factor; shape (*shape, d)."""
         wanted = token_shape(shape, self.dim)
         tokens = torch.as_tensor(self.law.sample(wanted[:-1], generator), dtype=torch.float64, device=generator.device)
         if tokens.shape != wanted:
@@ -111,12 +111,12 @@ class CustomMeasure(Measure):
         return tokens if self.factor == 1 else self.factor * tokens
 
     def scaled(self, factor: float) -> CustomMeasure:
-        """Law of `factor` times a token of this law."""
+        """Distribution of `factor` times a token of this distribution."""
         return CustomMeasure(self.law, factor * self.factor)
 
     @cached_property
     def _steps(self) -> Array:
-        """Steps (d,) of finite differences: `_STEP` / standard deviation of the tokens on each axis, by iteration."""
+        """Steps (d,) of finite differences, by iteration: `_STEP` / standard deviation of the tokens on each axis."""
         steps = np.full(self.dim, _STEP)
         for _ in range(4):
             variance = np.diagonal(self._differences(np.zeros(self.dim), steps))

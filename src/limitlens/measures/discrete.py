@@ -1,7 +1,6 @@
-"""Laws of tokens on finitely many points x_i: points with weights w_i, and the empirical law of a sample of tokens.
+"""Distributions of tokens on finitely many points x_i with weights w_i, such as the empirical one of a sample.
 
-The infinite-token limit is attention over all points: ∇K(t) = Σ_i p_i x_i with p = softmax(log w_i + <t, x_i>), and
-∇²K(t) = Σ_i p_i (x_i − ∇K)(x_i − ∇K)ᵀ. Points are read in blocks with a running maximum, so memory is bounded.
+Their infinite-token limit is attention over all points: ∇K(t) = Σ_i p_i x_i with p = softmax(log w_i + <t, x_i>).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _ENTRIES = 1 << 20  # float64 entries in a block of points, and in its scores
 
 
 class _Finite(Measure):
-    """Law of tokens on points x_i (n, d) with weights w_i: K(t) = log Σ_i w_i exp<t, x_i>, and derivatives of K."""
+    """Distribution on points x_i (n, d) with weights w_i, K(t) = log Σ_i w_i exp<t, x_i>; points are read in blocks."""
 
     _points: np.ndarray[Any, Any]
     _weights: Array | None = None  # None: equal
@@ -64,7 +63,7 @@ class _Finite(Measure):
         return top + np.log(total), top, total, first / total[:, None]
 
     def _point_blocks(self, tilts: int) -> Iterator[tuple[Array, Array | float]]:
-        """Iterate over blocks of points (p, d) in float64 and their weights; scores (tilts, p) fit in memory too."""
+        """Yield blocks of points (p, d) with their weights, small enough that their scores (tilts, p) fit in memory."""
         count = len(self._points)
         size = max(1, _ENTRIES // max(tilts, self.dim))
         for start in range(0, count, size):
@@ -73,7 +72,7 @@ class _Finite(Measure):
 
 
 class Discrete(_Finite):
-    """Law of tokens on points x (n, d) with probabilities w (n,), equal by default: K(t) = log Σ_i w_i exp<t, x_i>."""
+    """Distribution on points x (n, d) with probabilities w (n,), equal by default: K(t) = log Σ_i w_i exp<t, x_i>."""
 
     def __init__(self, points: ArrayLike, weights: ArrayLike | None = None) -> None:
         self.points = _check_rows("points", as_array("points", points, ndim=2)).copy()
@@ -84,12 +83,12 @@ class Discrete(_Finite):
         self.radius = _largest_length("points", self._points)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample tokens (*shape, d) independently from the law's points, with the weights as probabilities."""
+        """Draw tokens (*shape, d) independently from the points, with the weights as probabilities."""
         points = torch.as_tensor(self.points, device=generator.device)
         return points[choose(self.weights, token_shape(shape, self.dim)[:-1], generator)]
 
     def scaled(self, factor: float) -> Discrete:
-        """Law on the points multiplied by `factor`, with unchanged weights."""
+        """Distribution on the points multiplied by `factor`, with unchanged weights."""
         return Discrete(factor * self.points, self.weights)
 
     def __repr__(self) -> str:
@@ -97,9 +96,7 @@ class Discrete(_Finite):
 
 
 class Sample(_Finite):
-    """Empirical law of a sample of tokens x_1, …, x_n: K(t) = log (1/n) Σ_i exp<t, x_i>.
-
-    Tokens (n, d) are an array, tensor or memory map of any real type; blocks are converted to float64 when used.
+    """Empirical distribution of tokens (n, d), an array, tensor or memory map: K(t) = log (1/n) Σ_i exp<t, x_i>.
 
     >>> ll.Sample(np.arange(5.0)[:, None]).mean.tolist()
     [2.0]
@@ -117,13 +114,13 @@ class Sample(_Finite):
             self.radius, seen = max(self.radius, _largest_length("tokens", block)), seen + len(block)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample tokens (*shape, d) from the given ones with replacement, so that the draws are independent."""
+        """Draw tokens (*shape, d) from the given ones, independently and with replacement."""
         wanted = token_shape(shape, self.dim)[:-1]
         rows = torch.randint(len(self.tokens), wanted, generator=generator, device=generator.device)
         return torch.as_tensor(np.asarray(self.tokens[rows.cpu().numpy()], dtype=np.float64), device=generator.device)
 
     def scaled(self, factor: float) -> Sample:
-        """Empirical law of the tokens multiplied by `factor`, on a copy of the tokens with unchanged type."""
+        """Empirical distribution of the tokens multiplied by `factor`, which are copied."""
         return Sample(factor * self.tokens)
 
     def __repr__(self) -> str:

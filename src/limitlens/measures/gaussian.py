@@ -1,4 +1,4 @@
-"""Gaussian law of tokens, for which the infinite-token output is affine in the query, and mixtures of Gaussians."""
+"""Gaussian tokens, for which the infinite-token output is affine in the query, and mixtures of Gaussians."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ _ENTRIES = 1 << 17  # float64 entries in a block of tilted means, so that it sta
 
 
 class Gaussian(Measure):
-    """Gaussian law N(m, Σ) of tokens: K(t) = <m, t> + ½ tᵀΣt, ∇K(t) = m + Σt, ∇²K(t) = Σ.
+    """Gaussian distribution N(m, Σ) of tokens: K(t) = <m, t> + ½ tᵀΣt, ∇K(t) = m + Σt, ∇²K(t) = Σ.
 
-    The mean has shape (d,), or is a scalar for equal entries. The covariance is a matrix (d, d), variances (d,), or one
-    variance for all coordinates; from variances a matrix is formed only by `covariance` and `hess_K`.
+    The mean is (d,), or one number for all entries. The covariance is a matrix (d, d), variances (d,) or one variance.
 
     >>> mu = ll.Gaussian(mean=[0.0, 1.0], covariance=2.0)
     >>> mu.dim, float(mu.K(np.ones(2))), mu.grad_K(np.ones(2)).tolist()
@@ -48,7 +47,7 @@ class Gaussian(Measure):
         return np.asarray(np.einsum("...i,...i->...", tilts, self.mean + self._times_covariance(tilts) / 2))
 
     def grad_K(self, tilts: Array) -> Array:
-        """Gradient ∇K(t) = m + Σt, the mean of N(m, Σ) tilted by exp<t, x>: tilts t (..., d) to (..., d)."""
+        """Gradient ∇K(t) = m + Σt, the mean of N(m, Σ) reweighted by exp<t, x>: tilts t (..., d) to (..., d)."""
         return self.mean + self._times_covariance(self.check_tilts(tilts))
 
     def hess_K(self, tilts: Array) -> Array:
@@ -56,11 +55,11 @@ class Gaussian(Measure):
         return np.broadcast_to(self.covariance, (*self.check_tilts(tilts).shape, self.dim)).copy()
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample tokens m + Σ^{1/2} z of N(m, Σ), of shape (*shape, d), with z standard normal."""
+        """Draw tokens of N(m, Σ), of shape (*shape, d)."""
         return self.transport(base.standard_normal(base.token_shape(shape, self.dim), generator))
 
     def transport(self, normals: torch.Tensor) -> torch.Tensor:
-        """Tokens m + Σ^{1/2} z of N(m, Σ) from standard normal vectors z: (..., d) to (..., d)."""
+        """Map standard normal vectors z (..., d) to tokens m + Σ^{1/2} z of N(m, Σ)."""
         device = str(normals.device)
         if device not in self._on_device:  # copied once, since a GPU waits for each copy
             self._on_device[device] = tuple(torch.as_tensor(part, device=device) for part in (self._root, self.mean))
@@ -69,7 +68,7 @@ class Gaussian(Measure):
         return spread + mean if self.mean.any() else spread
 
     def scaled(self, factor: float) -> Gaussian:
-        """Law N(factor m, factor² Σ) of factor · X, X a token of this law."""
+        """Distribution N(factor m, factor² Σ) of `factor` times a token."""
         return Gaussian(factor * self.mean, factor**2 * self._spread)
 
     @cached_property
@@ -90,10 +89,9 @@ class Gaussian(Measure):
 
 
 class GaussianMixture(Measure):
-    """Mixture Σ_c w_c N(m_c, Σ_c): K = log Σ_c w_c exp K_c, ∇K = Σ_c p_c ∇K_c with p = softmax(log w_c + K_c(t)).
+    """Mixture Σ_c w_c N(m_c, Σ_c) as a distribution of tokens, with probabilities w (c,) and means (c, d).
 
-    Weights (c,) are probabilities and means (c, d). Covariances are one variance for all components, one per component
-    (c,), one matrix for all (d, d), or one matrix per component (c, d, d).
+    Covariances are one variance, one per component (c,), one matrix (d, d), or one matrix per component (c, d, d).
 
     >>> mu = ll.GaussianMixture([0.7, 0.3], [[-1.0], [2.0]], [0.3, 0.3])
     >>> mu.mean.round(4).tolist()
@@ -123,15 +121,15 @@ class GaussianMixture(Measure):
         return self._by_blocks(lambda rows: self._tilted(rows)[0], tilts)
 
     def grad_K(self, tilts: Array) -> Array:
-        """∇K(t) = Σ_c p_c (m_c + Σ_c t), the mean of the mixture tilted by exp<t, x>: tilts t (..., d) to (..., d)."""
+        """∇K(t) = Σ_c p_c (m_c + Σ_c t) with p = softmax(log w_c + K_c(t)): tilts t (..., d) to gradients (..., d)."""
         return self._by_blocks(lambda rows: self._tilted(rows)[1], tilts)
 
     def hess_K(self, tilts: Array) -> Array:
-        """∇²K = Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ]: covariance within components plus between their means."""
+        """∇²K = Σ_c p_c [Σ_c + (∇K_c − ∇K)(∇K_c − ∇K)ᵀ] (..., d, d), p = softmax(log w_c + K_c), at tilts (..., d)."""
         return self._by_blocks(self._hessian, tilts)
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample tokens (*shape, d) of the mixture: first a component for every token, then the token from it."""
+        """Draw tokens (*shape, d) of the mixture: a random component for each token, then the token from it."""
         tokens = base.standard_normal(base.token_shape(shape, self.dim), generator)
         chosen = base.choose(self.weights, tuple(tokens.shape[:-1]), generator)
         for index, component in enumerate(self.components):
@@ -147,7 +145,7 @@ class GaussianMixture(Measure):
         return base.by_blocks(function, self.check_tilts(tilts), _ENTRIES // self.means.size)
 
     def _tilted(self, tilts: Array) -> tuple[Array, Array, Array, Array]:
-        """K (m,) and ∇K (m, d) at tilts (m, d), and of the components softmax weights p (c, m) and means (c, m, d)."""
+        """At tilts (m, d): K (m,), ∇K (m, d), the components' softmax weights p (c, m) and their means (c, m, d)."""
         spreads = self.covariances
         by_matrix = spreads.ndim > 1  # moves: (c, m, d), or (1, m, d) if all components share one covariance
         moves = tilts @ spreads.reshape(-1, self.dim, self.dim) if by_matrix else spreads.reshape(-1, 1, 1) * tilts

@@ -1,4 +1,4 @@
-"""Laws of tokens by their names on the command line, and empirical laws of tokens read from files."""
+"""Distributions of tokens by their names on the command line, and samples of tokens read from files."""
 
 import os
 
@@ -14,11 +14,11 @@ NAMES = ("gaussian", "mixture", "sphere", "vmf", "ball", "cube")
 def named_measure(
     name: str, dim: int, *, concentration: float = 5.0, components: int = 2, separation: float = 2.0
 ) -> Measure:
-    """Law of tokens in dimension `dim`, by its name on the command line (`--measure`).
+    """Distribution of tokens in dimension `dim`, by its name on the command line (`--measure`).
 
-    gaussian: N(0, I). mixture: `components` laws N(m, I) of equal weight, means m evenly spaced on the first axis
-    between ±separation. sphere, ball: uniform, of radius 1. cube: uniform on [−1, 1]^d.
-    vmf: von Mises-Fisher of this `concentration`, with mean direction along the first axis.
+    "gaussian" is N(0, I). "mixture" is `components` Gaussians N(m, I) of equal weight, with m evenly spaced on the
+    first axis between ±separation. "sphere" and "ball" are uniform with radius 1, and "cube" is uniform on [−1, 1]^d.
+    "vmf" is the von Mises-Fisher distribution of this `concentration` around the first axis.
     """
     axis = np.zeros(check_dim(dim))
     axis[0] = 1
@@ -39,7 +39,7 @@ def named_measure(
 
 
 def sample_from_file(path: str) -> Sample:
-    """Empirical law of the tokens (n, d) in the .npy file at `path`; nothing in the file is executed."""
+    """Empirical distribution of the tokens (n, d) in the .npy file at `path`; no code in the file is executed."""
     if not os.path.isfile(path):  # excludes pipes and devices, which may never end
         raise InputError(f"there is no file {path[:200]!r}; expected a .npy file with tokens of shape (n, dim)")
     try:

@@ -1,18 +1,15 @@
-"""Radial functions of the uniform law on the unit sphere S^{d-1}: K(r), the mean A(r) = K'(r), the variance A'(r).
+"""Cumulant generating function K of a coordinate of a uniform point on the unit sphere in R^d, and its derivatives.
 
-Radii r ≥ 0 have any shape; d ≥ 1 need not be an integer. With ν = d/2 − 1 and I_ν the modified Bessel function,
+With r ≥ 0, real d ≥ 1, ν = d/2 − 1 and I_ν the modified Bessel function,
 
     K(r) = log E exp(r X₁) = log[Γ(ν+1) (2/r)^ν I_ν(r)],    A(r) = K'(r) = I_{ν+1}(r) / I_ν(r),    A'(r) = K''(r).
 
-Nothing overflows or underflows: at a high order (ν ≥ 24) the logarithm of the Debye expansion is summed, with its value
-at r = 0 subtracted exactly. Lower orders follow by downward recurrence, which is stable: with g = A/r,
+Orders ν ≥ 24 use the Debye expansion. Lower orders follow by a stable downward recurrence: with g = A/r,
 
-    g_ν = 1 / (2(ν+1) + r² g_{ν+1}),
-    K_ν = K_{ν+1} + log(1 + r² g_{ν+1} / (2(ν+1))),
-    A'_ν = g_ν² (2(ν+1) − r² A'_{ν+1}).
+    g_ν = 1 / (2(ν+1) + r² g_{ν+1}),    K_ν = K_{ν+1} + log(1 + r² g_{ν+1} / (2(ν+1))),
+    A'_ν = g_ν² (2(ν+1) − r² A'_{ν+1})    (loses a factor of about d/(d−1), so d = 1 has its own formula).
 
-The first two only add positive numbers; the third loses a factor of about d/(d−1), so d = 1 has its own formula.
-docs/measures.md lists the errors measured against 60 digits: at most 1e-15 for K and A, 5e-13 for A', relative.
+Relative errors, measured against 60 digits, are at most 1e-15 for K and A, and 5e-13 for A' (docs/measures.md).
 """
 
 import math
@@ -31,27 +28,27 @@ _BLOCK = 1 << 13  # values evaluated at a time, so that temporaries fit into the
 
 
 def radial_K(r: ArrayLike, dim: float) -> Array:
-    """K(r) = log E exp(r X₁), X uniform on S^{d-1}, d = `dim`: r²/(2d) near zero, r − (d−1)/2 log r + … far away."""
+    """K(r) = log E exp(r X₁) of a coordinate X₁ of a uniform point on the unit sphere in R^d, d = `dim`."""
     return _evaluate(r, dim, 0)
 
 
 def radial_mean(r: ArrayLike, dim: float) -> Array:
-    """Mean A(r) = I_{d/2}(r) / I_{d/2−1}(r) of X₁ under the tilt exp(r x₁) of the uniform law on S^{d-1}, d = `dim`."""
+    """Mean A(r) = I_{d/2}(r) / I_{d/2−1}(r) of X₁ for the density ∝ exp(r x₁) on the unit sphere in R^d, d = `dim`."""
     return np.minimum(np.asarray(r) * _evaluate(r, dim, 1), 1)
 
 
 def radial_tangential(r: ArrayLike, dim: float) -> Array:
-    """Variance A(r)/r of X₂ under the tilt exp(r x₁) of the uniform law on S^{d-1}, A the mean of X₁; 1/d at r = 0."""
+    """Variance A(r)/r of X₂ for the density ∝ exp(r x₁) on the unit sphere in R^d, A = `radial_mean`; 1/d at r = 0."""
     return _evaluate(r, dim, 1)
 
 
 def radial_variance(r: ArrayLike, dim: float) -> Array:
-    """Variance A'(r) = 1 − A² − (d−1)A/r of X₁ under the tilt exp(r x₁) of the uniform law on S^{d-1}, A the mean."""
+    """Variance A'(r) = 1 − A² − (d−1)A/r of X₁ for the density ∝ exp(r x₁) on the unit sphere in R^d, A = E X₁."""
     return _evaluate(r, dim, 2)
 
 
 def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
-    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) of the sphere S^{d-1}, d = `dim`, at radii r of any shape."""
+    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) for the unit sphere in R^d, d = `dim`, at radii r of any shape."""
     radii = as_array("r", r)
     if radii.size and radii.min() < 0:
         raise InputError(f"r holds {radii.min():.6g}; expected radii, so pass absolute values")
@@ -60,7 +57,7 @@ def _evaluate(r: ArrayLike, dim: float, derivative: int) -> Array:
 
 
 def _recur(r: Array, order: float, derivative: int) -> Array:
-    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) at radii r (m,) for the `order` ν = d/2 − 1, as above."""
+    """K(r) (`derivative` 0), A(r)/r (1) or A'(r) (2) at r (m,) for the `order` ν = d/2 − 1, by recurrence."""
     if derivative == 2 and order == -0.5:  # d = 1: A = tanh, and the recurrence would lose the exponentially small A'
         decay: Array = np.exp(-2 * r)
         return 4 * decay / np.square(1 + decay)

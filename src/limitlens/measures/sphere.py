@@ -1,4 +1,4 @@
-"""Laws of tokens whose K follows from that of the unit sphere (`radial.py`): sphere, ball, cube, von Mises-Fisher."""
+"""Tokens uniform on a sphere, ball or cube, or von Mises-Fisher: K of all follows from that of the unit sphere."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _RATIOS, _FREQUENCIES = 400, 300  # quadrature nodes of `limit_covariance` in q 
 
 
 class _Spherical(Measure):
-    """Law of tokens with K(t) = Λ(|s|) − const, s = Rt + shift, Λ(r) = log E exp(r X₁) for X uniform on a unit sphere.
+    """Distribution with K(t) = Λ(|s|) − const, s = Rt + shift; Λ(r) = log E exp(r X₁), X uniform on a unit sphere.
 
-    ∇K = R g s, ∇²K = R² [g I + (Λ'' − g) uuᵀ], g = Λ'(|s|)/|s|, u = s/|s|.
+    ∇K = R g s and ∇²K = R² [g I + (Λ'' − g) uuᵀ], with g = Λ'(|s|)/|s| and u = s/|s|.
     """
 
     _sphere_dim: int  # dimension of the space of the sphere whose Λ is used
@@ -50,7 +50,7 @@ class _Spherical(Measure):
 
 
 class _Uniform(_Spherical):
-    """Law of the first d coordinates of a uniform point on the sphere of R^{d + dropped}: sphere (0) or ball (2)."""
+    """First d coordinates of a uniform point on a sphere of R^{d + dropped}: uniform on a sphere (0) or a ball (2)."""
 
     _dropped: ClassVar[int]
 
@@ -60,12 +60,12 @@ class _Uniform(_Spherical):
         self._sphere_dim = self.dim + self._dropped
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample tokens (*shape, d): normal vectors scaled to length R, of which the first d coordinates are kept."""
+        """Draw tokens (*shape, d): normal vectors scaled to length R, of which the first d coordinates are used."""
         normals = standard_normal(token_shape(shape, self._sphere_dim), generator)
         return normals.div_(normals.norm(dim=-1, keepdim=True) / self.radius)[..., : self.dim].contiguous()
 
     def scaled(self, factor: float) -> Self:
-        """Law of the same shape (sphere or ball) with the radius |factor| R instead of R."""
+        """Uniform distribution on the sphere or ball of radius |factor| R."""
         return type(self)(self.dim, abs(factor) * self.radius)
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class _Uniform(_Spherical):
 
 
 class Sphere(_Uniform):
-    """Uniform law on the sphere of radius R in R^d (±R in d = 1): K(t) = Λ_d(R|t|), ∇K(t) = R A_d(R|t|) t/|t|.
+    """Uniform distribution on the sphere of radius R in R^d: K(t) = Λ_d(R|t|), with Λ_d = `radial_K`; ±R if d = 1.
 
     >>> ll.Sphere(3).grad_K(np.array([0.0, 0.0, 2.0])).round(4).tolist()
     [0.0, 0.0, 0.5373]
@@ -83,15 +83,15 @@ class Sphere(_Uniform):
 
 
 class Ball(_Uniform):
-    """Uniform law on the ball of radius R in R^d: K(t) = Λ_{d+2}(R|t|), ∇K(t) = R A_{d+2}(R|t|) t/|t|."""
+    """Uniform distribution on the ball of radius R in R^d: K(t) = Λ(R|t|), Λ = `radial_K` of dimension d + 2."""
 
     _dropped = 2
 
 
 class VonMisesFisher(_Spherical):
-    """Von Mises-Fisher law, density ∝ exp(κ<μ, x>/R) on the sphere of radius R: K(t) = Λ_d(|κμ + Rt|) − Λ_d(κ).
+    """Von Mises-Fisher distribution: density ∝ exp(κ<μ, x>/R) on the sphere of radius R, K(t) = Λ(|κμ + Rt|) − Λ(κ).
 
-    The mean direction μ (d,) may have any length; the concentration κ = 0 gives the uniform law.
+    Λ is `radial_K`. The mean direction μ (d,) may have any length. The concentration κ = 0 gives uniform tokens.
 
     >>> ll.VonMisesFisher(direction=[0, 0, 1], concentration=10.0).mean.round(4).tolist()
     [0.0, 0.0, 0.9]
@@ -111,11 +111,11 @@ class VonMisesFisher(_Spherical):
         return super()._arguments(tilts) + self.concentration * self.direction
 
     def K(self, tilts: Array) -> Array:
-        """Cumulant generating function K(t) = Λ(|κμ + Rt|) − Λ(κ) at tilts t (..., d), Λ that of the unit sphere."""
+        """Cumulant generating function K(t) = Λ(|κμ + Rt|) − Λ(κ) at tilts t (..., d), with Λ = `radial_K`."""
         return np.asarray(super().K(tilts) - super().K(np.zeros(self.dim)))
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample tokens (*shape, d) by Wood's rejection (1994), with one normal vector per proposal."""
+        """Draw tokens (*shape, d) by Wood's rejection method (1994)."""
         tokens = torch.empty(token_shape(shape, self.dim), dtype=torch.float64, device=generator.device)
         flat = tokens.view(-1, self.dim)
         direction = torch.as_tensor(self.direction, device=generator.device)
@@ -127,7 +127,7 @@ class VonMisesFisher(_Spherical):
         return tokens
 
     def _propose(self, count: int, direction: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Tokens (accepted, d) that Wood's rejection accepts out of `count` proposals: about two thirds or more."""
+        """Tokens (accepted, d) that Wood's rejection accepts out of `count` proposals, about two thirds or more."""
         kappa, sides = self.concentration, self.dim - 1
         if sides == 0:
             signs = torch.where(uniform((count, 1), generator) < 1 / (1 + math.exp(-2 * kappa)), 1.0, -1.0)
@@ -147,7 +147,7 @@ class VonMisesFisher(_Spherical):
         return self.radius * ((1 - drop) * direction + across * tangent)
 
     def scaled(self, factor: float) -> VonMisesFisher:
-        """Von Mises-Fisher law on the sphere of radius |factor| R, mean direction reversed for a negative `factor`."""
+        """Distribution on the sphere of radius |factor| R, with the mean direction reversed if `factor` < 0."""
         direction = math.copysign(1.0, factor) * self.direction
         return VonMisesFisher(direction, self.concentration, abs(factor) * self.radius)
 
@@ -157,10 +157,7 @@ class VonMisesFisher(_Spherical):
 
 
 class Cube(Measure):
-    """Uniform law on the cube [−w, w]^d: K(t) = Σ_i log(sinh(w t_i)/(w t_i)), ∇K(t)_i = w coth(w t_i) − 1/t_i.
-
-    A coordinate of the unit sphere of R³ is uniform on [−1, 1] (Archimedes), so each term is Λ(w|t_i|) in d = 3.
-    """
+    """Uniform distribution on the cube [−w, w]^d, w the half width: K(t) = Σ_i log(sinh(w t_i)/(w t_i))."""
 
     def __init__(self, dim: int, half_width: float = 1.0) -> None:
         self.dim = check_dim(dim)
@@ -168,26 +165,26 @@ class Cube(Measure):
         self.radius = self.half_width * self.dim**0.5
 
     def K(self, tilts: Array) -> Array:
-        """K(t) = Σ_i Λ_3(w|t_i|) at tilts t (..., d), Λ_3 the function Λ of the unit sphere in R³."""
+        """K(t) = Σ_i Λ(w|t_i|) at tilts t (..., d), Λ that of the unit sphere in R³, whose coordinates are uniform."""
         return np.asarray(radial_K(self._arguments(tilts), 3).sum(axis=-1))
 
     def grad_K(self, tilts: Array) -> Array:
-        """Gradient ∇K(t)_i = w² t_i g_3(w|t_i|) for each coordinate i, g_3(r) = Λ_3'(r)/r, at tilts t (..., d)."""
+        """Gradient of K at tilts t (..., d): ∇K(t)_i = w coth(w t_i) − 1/t_i in each coordinate i."""
         return self.half_width**2 * self.check_tilts(tilts) * radial_tangential(self._arguments(tilts), 3)
 
     def hess_K(self, tilts: Array) -> Array:
-        """Hessian ∇²K(t) (..., d, d) at tilts t (..., d): diagonal, with entries w² Λ_3''(w|t_i|)."""
+        """Hessian of K at tilts t (..., d): diagonal matrices (..., d, d), since coordinates are independent."""
         arguments = self._arguments(tilts)
         hessian = np.zeros((*arguments.shape, self.dim))
         hessian[..., range(self.dim), range(self.dim)] = self.half_width**2 * radial_variance(arguments, 3)
         return hessian
 
     def sample(self, shape: int | tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Sample tokens (*shape, d) with every coordinate uniform on [−w, w)."""
+        """Draw tokens (*shape, d) with every coordinate uniform on [−w, w)."""
         return self.half_width * (2 * uniform(token_shape(shape, self.dim), generator) - 1)
 
     def scaled(self, factor: float) -> Cube:
-        """Uniform law on the cube of half width |factor| w."""
+        """Uniform distribution on the cube of half width |factor| w."""
         return Cube(self.dim, abs(factor) * self.half_width)
 
     def _arguments(self, tilts: Array) -> Array:
@@ -198,14 +195,12 @@ class Cube(Measure):
 
 
 def limit_covariance(A: ArrayLike, radius: float = 1.0) -> Array:
-    """Covariance (d, d) of the limit output Γ(X) = ∇K(A X), X uniform on the sphere of this radius in d ≥ 8 dimensions.
+    """Covariance (d, d) of the infinite-token output Γ(X) = ∇K(A X), queries X uniform on a sphere of radius R, d ≥ 8.
 
-    Proved; computed by quadrature. With X = R z, A = U diag(s) Wᵀ and τ(r) = A_d(r)/r (`measures.radial`),
+    Proved; computed by quadrature. The tokens are uniform on the same sphere. With X = R z, A = U diag(s) Wᵀ,
+    τ = `radial_tangential` and p_i the density of Q weighted by d z_i²,
 
-        Γ(X) = R² τ(R |A X|) A X,    Cov Γ(X) = U diag(λ) Uᵀ,    λ_i = R⁶ s_i² E[τ(R² √Q)² z_i²],    Q = Σ_j s_j² z_j².
-
-    The density of Q weighted by d z_i² follows from z_j² = χ²_j/Σχ² by inverting a characteristic function,
-
+        Cov Γ(X) = U diag(λ) Uᵀ,    λ_i = R⁶ s_i² E[τ(R² √Q)² z_i²],    Q = Σ_j s_j² z_j²,
         p_i(q) = 1/π ∫ Re[φ r_i (Σ_j r_j + 2 r_i)] du,    r_j = 1/(1 − 2iu (s_j² − q)),    φ = Π_j r_j^{1/2}.
     """
     U, s, _ = np.linalg.svd(as_array("A", A, ndim=2))
@@ -227,7 +222,7 @@ def limit_covariance(A: ArrayLike, radius: float = 1.0) -> Array:
 
 
 def _densities(squares: Array, q: float) -> Array:
-    """Densities p_i (d,) at q of Q = Σ_j s_j² z_j² weighted by z_i², up to a common factor; `squares` are the s_j²."""
+    """Densities p_i(q) (d,) of Q = Σ_j s_j² z_j² weighted by z_i², up to a common factor; `squares` are the s_j²."""
     x, weights = _rule(_FREQUENCIES)
     angle = np.pi * (x + 1) / 4
     gaps = squares - q

@@ -1,8 +1,4 @@
-"""Real transformers: load models by name, cut text into windows, and read queries, keys and values of every head.
-
-`load` loads a model, `open_corpus` opens a text, `Windows` cuts it into windows of tokens. Run the model within
-`capture` to read the queries, keys and values of its heads, or within `intervene` to change its keys or scores.
-"""
+"""Real transformers: load a model, cut text into windows, and read or change queries, keys and values of its heads."""
 
 from limitlens.models.catalog import ALIASES, LoadedModel, load
 from limitlens.models.corpora import BUILT_IN, Corpus, open_corpus

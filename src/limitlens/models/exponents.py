@@ -1,7 +1,7 @@
-"""File of score exponents: factors e^{c_h} s^{γ_h} on the scores of each head h, for contexts longer than in training.
+"""Score exponents: fitted factors on the attention scores of each head, for contexts longer than in training.
 
-Here s = p/n₀ for a query at position p, with n₀ the trained window, and s = 1 within the window. The JSON file holds γ
-and c by layer and head, n₀, the rope scaling and the text of the fit, and the identity of the model.
+Scores of head h for a query at position p (from 1) are multiplied by e^{c_h} s^{γ_h}, where s = max(p/n₀, 1) and n₀ is
+the trained window.
 """
 
 import json
@@ -21,7 +21,7 @@ Factor: TypeAlias = Callable[[int, Tensor], Tensor]  # (layer, positions of the 
 
 @dataclass(frozen=True, eq=False)
 class Exponents:
-    """Content of a file of score exponents: factors e^{c_h} s^{γ_h} on the scores of each head, and their origin."""
+    """Fitted factors e^{c_h} max(p/n₀, 1)^{γ_h} on the scores of head h at position p, and their origin (JSON file)."""
 
     model: str  # name of the model when the exponents were fitted
     identity: Mapping[str, Any]  # properties of the model, as `identity()` returns them
@@ -35,7 +35,7 @@ class Exponents:
     constants: Array | None  # (layers, heads): logarithms of constant factors
 
     def factor(self) -> Factor:
-        """Factors e^{c_h} s^{γ_h} on the scores, as a function of layer and query positions, for `intervene`."""
+        """Function (layer, query positions) -> factors (heads, queries) on the scores, for `intervene`."""
         constants = None if self.constants is None else torch.as_tensor(self.constants)
         return powers(torch.as_tensor(self.exponents), constants, self.trained)
 
@@ -45,9 +45,9 @@ class Exponents:
 
 
 def powers(exponents: Tensor, constants: Tensor | None, trained: int) -> Factor:
-    """Function of layer and query positions p that returns factors e^{c_h} s^{γ_h}, s = max(p/n₀, 1), on the scores.
+    """Function (layer, query positions) -> factors e^{c_h} max(p/n₀, 1)^{γ_h} (heads, queries) on attention scores.
 
-    `exponents` γ and `constants` c are (layers, heads), `trained` is n₀; the factors are differentiable in γ and c.
+    `exponents` γ and `constants` c are (layers, heads), `trained` is n₀. The factors are differentiable in γ and c.
     """
 
     def factor(layer: int, position: Tensor) -> Tensor:
@@ -59,14 +59,14 @@ def powers(exponents: Tensor, constants: Tensor | None, trained: int) -> Factor:
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """Properties of a model that a file of exponents must match; a fine-tuned model has the identity of its base."""
+    """Properties by which a file of score exponents recognises its model; a fine-tuned model has those of its base."""
     config = model.config.get_text_config()
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
     return {"model_type": config.model_type, **{name: getattr(config, name, None) for name in names}}
 
 
 def read_exponents(path: str | Path, model: PreTrainedModel) -> Exponents:
-    """Read score exponents from a file; raises an `InputError` if they belong to another model than `model`."""
+    """Read score exponents from a file; raises an `InputError` if they were fitted for another model."""
     try:
         found: Exponents = from_json(Exponents, json.loads(Path(path).read_text(encoding="utf-8")))
         shape = found.identity["num_hidden_layers"], found.identity["num_attention_heads"]

@@ -1,9 +1,4 @@
-"""Read the metadata of a GGUF file from its header, without the package gguf: numbers, strings, booleans, no arrays.
-
-Layout: "GGUF", version (u32), number of tensors and number of entries (u64 each), then the entries: a key (u64 length
-and bytes), the type of the value (u32) and the value. An array consists of the type of its elements (u32), their number
-(u64) and the elements.
-"""
+"""Read the metadata in the header of a GGUF file, except arrays, without the package gguf."""
 
 import struct
 from collections.abc import Mapping
@@ -20,7 +15,7 @@ _ADDED_UNSAID = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "llama-b
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Metadata entries of a GGUF file by key, without arrays; empty if the version of the format is unknown."""
+    """Metadata entries of a GGUF file by key, without arrays; empty if the format version is unknown."""
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF" or _number(file, "<I") not in (2, 3):  # version 1 has 32-bit counts
@@ -34,7 +29,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def opening_tokens(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Token that began every text in training, as a tuple of one or no id; None if the metadata do not say."""
+    """Ids of the special tokens that began every text in training, one or none; None if the metadata do not say."""
     first = metadata.get("tokenizer.ggml.bos_token_id")
     added = metadata.get("tokenizer.ggml.add_bos_token")
     if added is None and any(metadata.get(key) == value for key, value in _ADDED_UNSAID.items()):
@@ -45,7 +40,7 @@ def opening_tokens(metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
-    """Read a value of the GGUF type `kind` from the file; an array is skipped and gives None."""
+    """Read a value of the GGUF type `kind`; an array is skipped and gives None."""
     if kind == _STRING:
         return _string(file)
     if kind in _SCALARS:

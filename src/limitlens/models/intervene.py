@@ -1,8 +1,7 @@
-"""Run a real model with selected keys or rescaled scores: the basis of every experiment on a live model.
+"""Run a real model with selected keys or rescaled attention scores.
 
-A change is a function from the input of a layer's attention (`Captured`) to another input. If it returns the same
-object, the model runs unchanged, bit for bit. If it changes only the queries, as a factor on the scores does, the
-model's own attention runs and no n × n matrix is held. Otherwise `attend` computes the outputs in blocks of queries.
+A change is a function from the input of a layer's attention (`Captured`) to another input. If it changes at most the
+queries, the model's own attention runs. Otherwise `attend` computes the outputs, in blocks of queries.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,25 +34,23 @@ def intervene(
     score_scale: float | Sequence[Sequence[float]] | Callable[[int, Tensor], Tensor] | Any = 1.0,
     seed: int = 0,
 ) -> Iterator[None]:  # fmt: skip
-    """Make every forward pass of `model` within the `with` block attend to selected keys, with rescaled scores.
+    """Make forward passes of `model` within the `with` block attend to selected keys only, or with rescaled scores.
 
-    A cache that holds a sliding window is supported; a cache of fixed length (`StaticCache`) is not.
+    A key/value cache of fixed length (`StaticCache`) is not supported.
 
     Parameters
     ----------
-    keys : "all", a key policy by name, names [layer][kv_head], or a function from a layer's `Captured` to the
-        `Captured` used instead (`dataclasses.replace`: other queries, keys, values, mask or bias); a probe within the
-        block calls the function from several threads.
-    count : number of keys that each query keeps, or one number for each layer and key/value head.
-    cut : length of the context. Its cache is cut once to `count` keys; queries at or after this position see the kept
-        keys and all later tokens, queries before it see everything. If None, each query selects among the keys it
-        sees; in a causal model this excludes policies that rank keys by earlier queries.
-    score_scale : factor of scale · <query, key>, before a softcap and before any bias of the model: a number, an array
-        (layers, heads), a function of the layer and the queries' positions (a tensor (queries,)) that returns a tensor
-        broadcastable to (heads, queries), or the file of exponents that `limitlens temper` wrote, which also sets the
-        scaling of the rotary positions. Gradients flow through it, also under `torch.utils.checkpoint`; then call
-        `backward` within the block, since it runs the layers again.
-    seed : seed of random policies; the draws depend only on the seed, the layer and the number of keys.
+    keys : "all", the name of a key policy such as "recent", names [layer][kv_head], or a function from a layer's
+        `Captured` to the `Captured` used instead. A probe calls this function from several threads.
+    count : number of keys that each query attends to, or numbers [layer][kv_head].
+    cut : length of the context, of which `count` keys are selected once. Later queries see these keys and all later
+        tokens. If None, each query selects among the keys it sees; a causal model then allows no policy that ranks keys
+        by earlier queries.
+    score_scale : factor of scale · <query, key>, before any softcap or bias: a number, an array (layers, heads), a
+        function (layer, positions of the queries) -> tensor broadcastable to (heads, queries), or a file that
+        `limitlens temper` wrote, which also sets the rope scaling. Gradients flow through it; under
+        `torch.utils.checkpoint` call `backward` within the block.
+    seed : seed of random policies.
 
     >>> ids = model.tokenizer('abcabcabc', return_tensors='pt')['input_ids']
     >>> with ll.intervene(model, keys='recent', count=2):
@@ -97,7 +94,7 @@ def kv_shape(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def attend(call: Captured, max_scores: int = MAX_SCORES) -> Tensor:
-    """Outputs (B, Hq, L, v) of an attention layer for the input `call` (formula: `Captured`), in blocks of queries."""
+    """Outputs (B, Hq, L, v) of an attention layer with the input `call`, computed in blocks of queries."""
     sdpa = torch.nn.functional.scaled_dot_product_attention
     query, groups = call.query, call.query.shape[1] // call.key.shape[1]
     key, value = (part.repeat_interleave(groups, 1) for part in (call.key, call.value))
@@ -125,7 +122,7 @@ def attend(call: Captured, max_scores: int = MAX_SCORES) -> Tensor:
 
 
 def _scaling(score_scale: Any, layers: int, heads: int) -> Change:
-    """Change (function from attention input to attention input) that multiplies the queries, and so their scores."""
+    """Function that multiplies the queries of an attention input, and so the scores, by `score_scale`."""
     if not callable(score_scale):
         shape = as_array("score_scale", score_scale).shape  # raises if a number is not finite
         if shape not in ((), (layers, heads)):
@@ -152,10 +149,10 @@ def _scaling(score_scale: Any, layers: int, heads: int) -> Change:
 
 
 class PolicyHook:
-    """Function that masks the input of a layer's attention so that each head attends to `counts` keys.
+    """Function on the input of a layer's attention that masks all but `counts` keys of each head, by a key policy.
 
-    Keys are selected for each query or, if `cut` is given, once for all queries from position `cut` on. `policies` is
-    one name, or names [layer][kv_head]; `counts` is one number, or numbers [layer][kv_head].
+    Each query selects its keys or, if `cut` is given, all queries from position `cut` on share one selection.
+    `policies` and `counts` are one value for all heads, or values [layer][kv_head].
     """
 
     def __init__(
@@ -184,13 +181,13 @@ class PolicyHook:
         self.selected: dict[int, Selection] = {}  # by layer: the keys before the cut that are kept
 
     def __call__(self, call: Captured) -> Captured:
-        """The layer's attention input `call`, with a mask that hides all keys except the kept ones."""
+        """Return the attention input `call` with a mask that hides all keys except the selected ones."""
         if call.position is None:
             raise InputError(DIFFERENT_POSITIONS)
         return self._for_each_query(call) if self.cut is None else self._after_cut(call, self.cut)
 
     def _for_each_query(self, call: Captured) -> Captured:
-        """Attention input `call` with a mask in which each query keeps `counts` of the keys that it could see."""
+        """Attention input `call` with a mask in which each query keeps `counts` of the keys that it sees."""
         past = next((name for name, policy in self.known.items() if policy.needs_past), None)
         if past and call.causal:
             given = f"{past!r} ranks keys by earlier queries, which differ for each query of a causal model"
@@ -209,7 +206,7 @@ class PolicyHook:
         return _with(call, torch.cat(masks, 2), torch.cat(weights, 2) if weights else None)
 
     def _after_cut(self, call: Captured, cut: int) -> Captured:
-        """Attention input `call` in which queries at or after `cut` see, of the keys before `cut`, only kept ones."""
+        """Attention input `call` in which queries from position `cut` on see only selected keys from before `cut`."""
         assert call.position is not None
         length, total = call.query.shape[2], call.key.shape[2]
         begins = max(int(call.position[-1]) + 1 - total, 0)  # position of the first key
@@ -239,11 +236,7 @@ class PolicyHook:
         self, call: Captured, total: int, seen: Tensor | None, place: Tensor, rows: slice | None,
         past: Tensor | None = None,
     ) -> Selection:  # fmt: skip
-        """Keys that the layer's policies select among the first `total` keys.
-
-        `rows` are the queries that attend, `place` the indices of these queries' own keys, `seen` the mask of visible
-        keys, `past` the earlier queries by which some policies rank keys.
-        """
+        """Selection among the first `total` keys for the queries `rows`, whose own keys have the indices `place`."""
         count = (self.counts if self.counts.ndim == 0 else self.counts[call.layer]).to(call.key.device)
 
         def by(name: str) -> Selection:
@@ -276,8 +269,8 @@ def policy_input(
 ) -> PolicyInput:  # fmt: skip
     """Input of a key policy that selects among the first `total` keys of a layer.
 
-    Leading axes are the batch and the key/value heads; for an oracle policy, which sees the queries `served` that will
-    attend, also the query heads that share a key/value head. `past` (earlier queries) and `served` are (B, Hq, p, k).
+    `place` are the indices of the attending queries among the keys. `past` (earlier queries) and `served` (the
+    attending queries, only for an oracle) are (B, Hq, p, k). For an oracle, heads have the axes (Hkv, Hq / Hkv).
     """
     batch, kv_heads = call.key.shape[:2]
 
@@ -295,14 +288,13 @@ def policy_input(
 
 
 def _per_query_head(part: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Mask or weights by query head, of `shape` (B, Hq, m, n), from `part` (B, Hkv, ...) or (B, Hkv, G, ...)."""
+    """Mask or weights of `shape` (B, Hq, m, n), from `part` by key/value head, (B, Hkv, ...) or (B, Hkv, G, ...)."""
     if part.ndim == 5:
         return part.flatten(1, 2).expand(shape)
     return part.repeat_interleave(shape[1] // part.shape[1], 1).expand(shape)
 
 
 def _with(call: Captured, mask: Tensor, weights: Tensor | None) -> Captured:
-    """Attention input `call` with the mask `mask`, and the log-weights `weights` added to the bias of the scores."""
     if weights is None:
         return replace(call, mask=mask)
     weights = weights.masked_fill(~mask, 0)

@@ -1,8 +1,4 @@
-"""Read the query and key projection weights of an attention layer, for the module layouts that are known.
-
-The horizon ‖Σ^{1/2} A‖ and the coupling need A = scale · Wkᵀ Wq and the covariance Σ of the layer's input
-(`Captured.hidden`), which cannot be computed from captured queries and keys alone.
-"""
+"""Read the query and key projection weights of attention layers, for the module layouts that are known."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ _FUSED = "c_attn"  # GPT-2: query, key and value side by side, weights transpose
 
 @dataclass(frozen=True, eq=False)
 class Projections:
-    """Weights of q = Wq x + bq and k = Wk x + bk of a layer; rows h·k .. (h+1)·k - 1 belong to head h."""
+    """Weights of the projections q = Wq x + bq and k = Wk x + bk of a layer, with k consecutive rows for each head."""
 
     query: Tensor  # Wq, (Hq · k, d), in the model's precision
     query_bias: Tensor | None  # (Hq · k,); shifts the tilt
@@ -30,19 +26,18 @@ class Projections:
     rotary: bool  # queries and keys are rotated after the projection, so the weights describe scores before rotation
 
     def factor(self, ratios: Tensor | None) -> float | None:
-        """Number c such that scores are scale · c · <Wk x', Wq x> up to rotations; None if no number fits `ratios`."""
+        """Number c such that scores are scale · c · <Wk x', Wq x> up to rotations; None if `ratios` of norms vary."""
         if ratios is None:
             return None
         medians, spreads = ratios.T.tolist()
         return float(medians[0] * medians[1]) if max(spreads) < 100 * torch.finfo(self.key.dtype).eps else None
 
     def ratios(self, captured: Captured) -> Tensor | None:
-        """Ratios of norms of captured to projected queries and keys, (2, 2); None if the weights do not fit the layer.
+        """Ratios (2, 2) of norms of captured to projected queries and keys, which tell what the layer does in between.
 
-        The ratios tell what happens after the projection: a rotation keeps norms, a rescaling multiplies all norms by
-        one number, a normalisation multiplies them by different numbers. The norms of the first window's queries
-        (row 0) and keys (row 1), per head and position, are divided by those of Wq x + bq and Wk x + bk. Each row holds
-        the median of these ratios and the largest relative deviation from the median.
+        A rotation keeps norms, a rescaling multiplies them by one number, a normalisation by different numbers. Row 0
+        is for queries and row 1 for keys of the first window: the median ratio over heads and positions, and the
+        largest relative deviation from it. None if the weights do not fit the layer.
         """
         found = []
         pairs = ((self.query, self.query_bias, captured.query[0]), (self.key, self.key_bias, captured.key[0]))
@@ -58,10 +53,9 @@ class Projections:
 
 
 def projector(model: torch.nn.Module) -> Callable[[int], tuple[Projections | None, str]]:
-    """Function from the index of a layer to its query and key projections, and a note about them.
+    """Function from the index of a layer to its query and key projections, and a note about their limitations.
 
-    If the module layout is not known, the projections are None and the note gives the reason; else the note names a
-    limitation or is empty. The modules of the model are searched only once.
+    For an unknown module layout the projections are None and the note says why.
     """
     modules = [module for module in model.modules() if query_projection(module) is not None]
     numbers = [getattr(module, "layer_idx", None) for module in modules]
@@ -89,7 +83,7 @@ def projector(model: torch.nn.Module) -> Callable[[int], tuple[Projections | Non
 
 
 def query_projection(module: torch.nn.Module) -> torch.nn.Module | None:
-    """Query projection (a submodule) of an attention module, or None if the layout of the module is not known."""
+    """Query projection submodule of an attention module, or None if the layout of the module is not known."""
     pair = _separate(module)
     if pair is not None:
         return pair[0]
@@ -99,7 +93,7 @@ def query_projection(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def _separate(module: torch.nn.Module) -> tuple[torch.nn.Linear, torch.nn.Linear] | None:
-    """Query and key projections of a module with one linear layer for each, not quantised; None for other modules."""
+    """Query and key projections of a module that has a linear layer, not quantised, for each; otherwise None."""
     for names in _SEPARATE:
         query, key = (getattr(module, name, None) for name in names)
         if isinstance(query, torch.nn.Linear) and isinstance(key, torch.nn.Linear) and query.weight.is_floating_point():

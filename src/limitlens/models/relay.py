@@ -1,9 +1,8 @@
-"""Hook on a model's attention, called with queries, keys and values of every attention layer before the softmax.
+"""Hook into the attention of any transformers model, called with queries, keys and values before the softmax.
 
-The transformers library calls one attention function, chosen by name, for all its models. Within its `with` block
-`hook_attention` registers a function under a new name, which passes each call to a handler together with a function
-that proceeds as the model would have done. So no code here depends on an architecture. `capture` only reads the calls,
-`intervene` changes them.
+The transformers library calls one attention function, chosen by name, for all its models. `hook_attention` registers a
+function under a new name, so no code here depends on an architecture. `capture` reads the calls, `intervene` changes
+them.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ _WITHOUT_SOFTMAX = frozenset({"linear_attention", "mamba", "recurrent", "conv", 
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """Input of one call of one attention layer, after rotary embedding and normalisation of queries and keys.
+    """Input of one attention layer in one forward pass: queries, keys, values and masks, after rotary embedding.
 
-    With Hq query heads, Hkv key/value heads (query head h reads key/value head h // (Hq / Hkv)), and a(·) the softcap
-    a(s) = softcap · tanh(s / softcap) or the identity, the layer's output for query i of head h is
+    With a(s) = softcap · tanh(s / softcap), or s without softcap, the layer's output for query i of head h is
 
-        Σ_j e^{s_ij} v_j / (Σ_j e^{s_ij} + e^{sink_h}),    s_ij = a(scale · <q_i, k_j>) + bias_ij,
+        Σ_j e^{s_ij} v_j / (Σ_j e^{s_ij} + e^{sink_h}),    s_ij = a(scale · <q_i, k_j>) + bias_ij.
 
-    both sums over the keys j that query i may see; the term e^{sink_h} exists only if `sinks` is given.
+    The sums are over the keys j that query i sees. The term e^{sink_h} exists only if `sinks` is given. Query head h
+    reads key/value head h // (Hq / Hkv).
     """
 
     layer: int  # index of the layer in the model
@@ -53,7 +52,7 @@ class Captured:
     bias: Tensor | None = None  # added to the scores (relative positions), broadcastable to (B, Hq, L, N)
     hidden: Tensor | None = None  # input of the query projection, (B, L, d), if requested and known
     position: Tensor | None = None  # (L,): positions of the queries; None if the rows of a batch differ
-    forward: Any = None  # name that the caller gave to the forward pass of this call
+    forward: Any = None  # label that the caller gave to this forward pass
 
     def seen(self, start: int = 0, stop: int | None = None) -> Tensor | None:
         """Mask of keys that queries `start` to `stop` see, broadcastable to (B, Hq, stop − start, N); None: all."""
@@ -70,12 +69,11 @@ class Captured:
 def capture(
     model: PreTrainedModel, on_attention: Callable[[Captured], None], *, hidden: bool = False
 ) -> AbstractContextManager[Runner]:
-    """Call `on_attention` with the `Captured` of every attention layer in each forward pass of `model` in the block.
+    """Call `on_attention` with the input of every attention layer in each forward pass of `model` within the block.
 
-    `with capture(model, take) as run_until_last_attention:` gives a function that runs the model without its outputs:
-    `run_until_last_attention(input_ids=ids)` stops at the attention of the last layer. A whole forward pass within the
-    block returns the same outputs as outside it, and the model is restored on leaving, also after an error. A capture
-    may be opened inside an intervention, and then sees the changed queries. `hook_attention` has the details.
+    `with capture(model, take) as run:` also gives a function. `run(input_ids=ids)` runs the model without outputs and
+    stops at the last attention. Outputs of the model do not change, and it is restored on leaving the block, also after
+    an error. Inside an `intervene` block the changed queries are captured.
     """
 
     def handle(call: Captured, proceed: Callable[[Tensor], Output]) -> Output:
@@ -89,15 +87,12 @@ def capture(
 def hook_attention(
     model: PreTrainedModel, handle: Handler, inside: bool = False, hidden: bool = False
 ) -> Iterator[Runner]:
-    """Pass every call of every attention layer of `model` to the function `handle` within the `with` block.
+    """Replace the attention of `model` within the block: `handle(input, proceed)` returns the output of every layer.
 
-    The block yields a function that runs the model only up to its last attention, for handlers that need no outputs.
-    Calls come in the order of the layers, before the output of the layer is computed. With `hidden` a call holds the
-    input of the layer if its query projection is a known module. The model is restored on leaving, also after an
-    error. `inside` allows this block inside an `intervene` block, which then handles each call after `handle`.
-
-    A model with a layer that does not use the library's attention interface raises an `InputError`, on entering the
-    block if the library reports it, else at the end of the first forward.
+    `proceed(query)` computes the model's own output. The block yields a function that runs the model only up to its
+    last attention. `hidden` adds the layer's input to `Captured`, if its query projection is known. `inside` allows
+    the block inside an `intervene` block. The model is restored on leaving. A layer that does not use the attention
+    interface of transformers raises an `InputError`, on entry or after the first forward pass.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -143,7 +138,7 @@ def hook_attention(
 
 
 class _LastAttentionReached(Exception):
-    """Raised to stop a forward pass once the attention of the last layer was handled, if no output is needed."""
+    """Raised to stop a forward pass at the last attention, if no output is needed."""
 
 
 @dataclass(eq=False)
@@ -173,7 +168,7 @@ class _Relay:
         self.softmax = set(range(config.num_hidden_layers)) - {i for i, kind in types if kind in _WITHOUT_SOFTMAX}
 
     def run_until_last_attention(self, *args: Any, forward: Any = None, **kwargs: Any) -> None:
-        """Run the model up to the attention of its last layer; `forward` is a name that `Captured.forward` repeats."""
+        """Run the model up to the attention of its last layer; `forward` is a label stored in `Captured.forward`."""
         self.forwards[get_ident()] = _Forward(forward, only=True)
         try:
             self.model(*args, **kwargs)
@@ -183,7 +178,7 @@ class _Relay:
             self.forwards.pop(get_ident(), None)
 
     def begin(self, *_: Any) -> None:
-        """Hook before a forward pass of the model: start its state, dropping that of an earlier pass that failed."""
+        """Hook before a forward pass of the model: start its state and drop that of a pass that failed."""
         running = self.forwards.get(get_ident())
         if running is None or not running.only:
             self.forwards[get_ident()] = _Forward()
@@ -196,14 +191,14 @@ class _Relay:
             raise InputError(_refusal(self.model, f"layers {sorted(missing)}" if missing else "its layers"))
 
     def keep_input(self, key: int) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
-        """Hook that stores the input of a query projection until its layer is captured; `key` is the module's id."""
+        """Hook that stores the input of a query projection; `key` is the id of its attention module."""
         return lambda _, args: self.forwards.get(get_ident(), _Forward()).inputs.__setitem__(key, args[0])
 
     def attention(
         self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
         attention_mask: Tensor | None = None, **kwargs: Any,
     ) -> Output:  # fmt: skip
-        """Pass a call of a layer's attention to the handler, with a function that proceeds as the model would."""
+        """Pass a layer's attention call to the handler, with a function that computes the model's own output."""
         running = self.forwards.get(get_ident())  # None while `backward` computes a layer again
         forward = running or _Forward()
         layer = self._layer(module, query, key, running)
@@ -260,7 +255,7 @@ class _Relay:
 
 
 def _configs(model: torch.nn.Module) -> list[Any]:
-    """All configurations of a model that may name an attention implementation: of its modules, and nested ones."""
+    """All configurations of a model and its modules, nested ones too, that may name an attention implementation."""
     found: dict[int, Any] = {}
     configs = (getattr(module, "config", None) for module in model.modules())
     pending: list[Any] = [config for config in configs if hasattr(config, "sub_configs")]
@@ -280,7 +275,7 @@ def _refusal(model: torch.nn.Module, what: str) -> str:
 
 
 def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Boolean mask of visible keys and bias added to the scores, from a boolean or additive mask of transformers."""
+    """Boolean mask of visible keys, and bias added to the scores, from a boolean or additive attention mask."""
     if mask is None or mask.dtype == torch.bool:
         return mask, None
     seen = mask > torch.finfo(mask.dtype).min / 2
@@ -297,7 +292,7 @@ def _position(query: Tensor, key: Tensor, given: Tensor | None) -> Tensor | None
 
 
 def _additive(mask: Tensor | None, call: Captured) -> Tensor | None:
-    """Mask that eager attention adds to the scores: zero for visible keys, the lowest number for hidden keys."""
+    """Mask that eager attention adds to the scores: 0 for visible keys, the lowest number for hidden keys."""
     if mask is None and call.causal:
         mask = call.seen()
     if mask is None or mask.dtype != torch.bool:

@@ -1,13 +1,11 @@
 """Rope scaling: change the frequencies of rotary positions for a longer context, within a `with` block.
 
-The pair j of d dimensions rotates by θ_j per token. With s the factor by which the context grows and n₀ the trained
-window:
+Pair j of the d dimensions rotates by θ_j per token. The context is s times longer than the trained window n₀.
 
-linear   θ_j / s: positions are interpolated;
-ntk      θ_j s^{−2j/(d−2)}: the fastest pair keeps its frequency, the slowest is scaled like `linear`;
-yarn     pairs that rotate more than 32 times within n₀ keep their frequency, those that rotate less than once are
-         scaled like `linear`, with a ramp between (Peng et al., arXiv 2309.00071). YaRN's factor on the scores is a
-         separate matter.
+linear   θ_j / s
+ntk      θ_j s^{−2j/(d−2)}: the fastest pair is unchanged, the slowest is divided by s
+yarn     θ_j for pairs that rotate more than 32 times within n₀, θ_j / s for less than once, with a ramp between
+         (Peng et al., arXiv 2309.00071, without its factor on the scores)
 """
 
 import math
@@ -24,7 +22,7 @@ FAST, SLOW = 32, 1  # rotations within the trained window at which YaRN's ramp b
 
 @contextmanager
 def rope_scaled(model: PreTrainedModel, how: str, factor: float, trained: int) -> Iterator[None]:
-    """Within the block, scale rotary positions by the method `how` for a context `factor` times longer than trained."""
+    """Within the block, scale rotary positions for a context `factor` times longer than `trained` tokens."""
     if how not in ROPE_SCALINGS:
         raise InputError(f"rope_scaling is {how!r}; expected one of {', '.join(ROPE_SCALINGS)}")
     check_number("the factor of the rope scaling", factor, "at least 1", low=1.0)
@@ -43,7 +41,7 @@ def rope_scaled(model: PreTrainedModel, how: str, factor: float, trained: int) -
 
 
 def scaled_frequencies(theta: Tensor, how: str, factor: float, trained: int) -> Tensor:
-    """Rotary frequencies (d/2,) after the scaling `how` (formulas: top of the module) of the model's `theta` (d/2,)."""
+    """Rotary frequencies `theta` (d/2,) of a model, scaled by the method `how`: "none", "linear", "ntk" or "yarn"."""
     count = len(theta)
     index = torch.arange(count, dtype=theta.dtype, device=theta.device)
     if how == "none":

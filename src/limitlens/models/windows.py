@@ -1,8 +1,4 @@
-"""Windows of tokens of equal length from a corpus, with the special tokens that the model was trained with.
-
-The text is tokenised once, into a temporary file of 4 bytes per token. So the number of windows is known before the
-first forward, windows can be read in any order, and memory does not grow with the corpus.
-"""
+"""Windows of tokens of equal length from a corpus, with the special tokens that the model was trained with."""
 
 import hashlib
 import tempfile
@@ -28,12 +24,11 @@ _ID = np.dtype(np.int32)
 
 
 class Windows:
-    """Windows of `length` tokens: all documents concatenated and cut into pieces, with special tokens around each.
+    """Windows of `length` tokens: a corpus, concatenated, tokenised into a temporary file and cut into pieces.
 
-    A window may hold the end of one document and the beginning of the next; tokens after the last full window are
-    dropped. `special` chooses the special tokens (`special_tokens`); lengths and numbers of tokens include them.
-    ⌈tokens / length⌉ windows are made, and the corpus is read no further. Raises an `InputError` if the corpus has too
-    few tokens, unless `fewer` windows are accepted, or if the model cannot run windows of this length.
+    ⌈tokens / length⌉ windows are made. Lengths include special tokens, which `special` chooses (`special_tokens`). A
+    window may hold the end of one document and the beginning of the next. Raises an `InputError` if the corpus is too
+    short, unless `fewer` windows are accepted, or if the model cannot run windows of this length.
     """
 
     count: int  # number of windows
@@ -88,17 +83,17 @@ class Windows:
         return self.count * self.length
 
     def marked(self, positions: range) -> NDArray[np.bool_]:
-        """Boolean array: whether each of the given positions of a window holds a special token."""
+        """Boolean array that says which of the given positions in a window hold a special token."""
         ends = [*range(len(self.prefix)), *range(self.length - len(self.suffix), self.length)]
         return np.isin(positions, ends)
 
     @property
     def around(self) -> dict[str, Any]:
-        """Special tokens around each window (ids of prefix and suffix) and the option that chose them, for JSON."""
+        """Special tokens of each window, for JSON: the option that chose them, and their ids before and after."""
         return {"mode": self.special, "prefix": list(self.prefix), "suffix": list(self.suffix)}
 
     def batches(self, size: int, indices: Iterable[int] | None = None) -> Iterator[Tensor]:
-        """Yield token ids of the windows `indices` (default: all) in batches (at most `size`, length) of int64."""
+        """Yield token ids of the windows `indices` (default: all) as int64 tensors (at most `size`, length)."""
         order: Sequence[int] = range(self.count) if indices is None else list(indices)
         for start in range(0, len(order), size):
             yield torch.from_numpy(self.read(order[start : start + size]).astype(np.int64))
@@ -127,7 +122,7 @@ def open_windows(
     model: str | LoadedModel, corpus: str, tokens: int,
     *, window: int | None, special: str, device: str, fewer: bool = False,
 ) -> tuple[LoadedModel, Windows]:  # fmt: skip
-    """Load a model given by name, and cut `tokens` tokens of a corpus into windows; `fewer` accepts a shorter text."""
+    """Load a model, if given by name, and cut `tokens` tokens of a corpus into windows; `fewer` allows a short text."""
     check_special(special)
     text, where = open_corpus(corpus), choose_device(device)
     loaded = load(model, device=where) if isinstance(model, str) else model
@@ -138,7 +133,7 @@ def open_windows(
 def open_some(
     model: str | LoadedModel, corpus: str, count: int, length: int, *, special: str, seed: int, device: str
 ) -> tuple[LoadedModel, Windows, Tensor]:
-    """Load a model, and draw `count` random windows (count, length) from the first `TIMES` · count of a corpus."""
+    """Load a model and draw `count` random windows (count, length) from the first `TIMES` · count of a corpus."""
     known = {"window": length, "special": special, "device": device, "fewer": True}
     loaded, windows = open_windows(model, corpus, TIMES * count * length, **known)  # type: ignore[arg-type]
     if windows.count < count:
@@ -149,7 +144,7 @@ def open_some(
 
 
 def resolve_source(name: str, made: Mapping[str, Any]) -> str:
-    """Path of the model or text `name` of a saved result, looked up in the folder where the result was made."""
+    """Name or path of the model or text of a saved result, found in the folder where the result was made (`made`)."""
     if name in ALIASES or name in BUILT_IN or "folder" not in made:
         return name
     there = Path(made["folder"], name)
@@ -157,10 +152,7 @@ def resolve_source(name: str, made: Mapping[str, Any]) -> str:
 
 
 def choose(count: int, fractions: Sequence[float], seed: int) -> tuple[NDArray[np.intp], ...]:
-    """Disjoint random subsets of 0 .. count - 1, one for each fraction of `count`, sorted and not empty.
-
-    Equal arguments give equal subsets: `pilot, reserved = choose(windows.count, (0.05, 0.10), seed)`.
-    """
+    """Disjoint random subsets of 0 .. count - 1, sorted and not empty, one for each fraction of `count`."""
     sizes = [max(1, round(fraction * count)) for fraction in fractions]
     if sum(sizes) > count:
         raise InputError(f"{count} windows are too few to set aside {sum(sizes)} of them; ask for more tokens")
@@ -175,10 +167,10 @@ def check_special(special: str) -> None:
 
 
 def special_tokens(loaded: LoadedModel, special: str = "auto") -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids of the special tokens before and after every window, for the option `special`.
+    """Ids of the special tokens before and after every window.
 
-    "auto": those that the tokenizer puts around a text ([CLS] … [SEP] for BERT), and the first token that a GGUF file
-    names, which the tokenizer made from the file does not know. "none": none. "bos": only the first token.
+    "auto" means those that the tokenizer puts around a text ([CLS] … [SEP] for BERT), and the first token that a GGUF
+    file names. "none" means none, and "bos" only the first token.
     """
     check_special(special)
     if special == "none":
@@ -195,13 +187,13 @@ def special_tokens(loaded: LoadedModel, special: str = "auto") -> tuple[tuple[in
 
 
 def first_token(loaded: LoadedModel) -> int | None:
-    """Id of the token that begins a text: named by the GGUF file, else the tokenizer's bos token or [CLS], or None."""
+    """Id of the token that begins a text: that of the GGUF file, else the tokenizer's bos token or [CLS], or None."""
     named = (getattr(loaded.tokenizer, name, None) for name in ("bos_token_id", "cls_token_id"))
     return next((token for token in (*(loaded.opening or ()), *named) if token is not None), None)
 
 
 def _tokenizer_special(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that a tokenizer puts before and after a text, found by encoding a text with and without special tokens."""
+    """Ids that a tokenizer puts before and after a text, from encoding a text with and without special tokens."""
     bare = _encode(tokenizer, "a")
     dressed = list(tokenizer("a")["input_ids"])
     for start in range(len(dressed) - len(bare) + 1):

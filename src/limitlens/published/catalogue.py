@@ -30,7 +30,7 @@ class Claim:
 
     says: str  # description of the number
     where: str  # place of the published number in the paper, or that there is none
-    published: float | None = None  # None if only a figure shows it, or if the run computes it from a formula
+    published: float | None = None  # None if there is none outside a figure, or if a formula gives it
     test: Literal["equal", "at least", "at most", "below"] = "equal"  # below: by more than the standard errors
     within: float = 0.0  # relative difference that is allowed in addition to the standard error, and reported
     why: str = ""  # reason why ours differs

@@ -1,10 +1,8 @@
 """Attention kernels: softmax attention of a batch of queries over one block of tokens, or over many blocks at once.
 
 A kernel maps query (..., m, k), key (..., n, k), value (..., n, v) and bias (..., 1 or m, n) or None to log-sum-exps
-(..., m) and outputs (..., m, v) for the scores <query, key> + bias, in the precision of the tensors; the query already
-contains the scale. A query without a finite score has log-sum-exp −inf and output 0. On a CUDA device there are three
-kernels: "accurate" (`split`, float32 to a few 1e-6, the default), "fast" (`split` with one half-precision product
-instead of three, to 1e-3) and "exact" (plain float32).
+(..., m) and outputs (..., m, v). Scores are <query, key> + bias, so the query must contain the scale 1/√k. A query
+without a finite score has log-sum-exp −inf and output 0. `WORDS` describes the precisions on a GPU.
 """
 
 from __future__ import annotations
@@ -50,27 +48,23 @@ def choose_device(name: str) -> torch.device:
 
 
 def as_precision(name: str) -> Precision:
-    """Return the name of a kernel precision if it is "fast", "accurate" or "exact"; otherwise an `InputError`."""
+    """Return `name` if it is a kernel precision ("fast", "accurate" or "exact"); otherwise raise an `InputError`."""
     if name not in WORDS:
         raise InputError(f"the precision is {name!r}; expected {', '.join(WORDS)}, of which accurate is the default")
     return name
 
 
 def attend_plain(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Attention kernel in plain torch, for any device and precision, which forms all scores (shapes: package docs)."""
+    """Attention in plain torch, for any device, holding all scores: log-sum-exps (..., m) and outputs (..., m, v)."""
     return attend_subset(query @ key.mT, value, log_weights=bias)
 
 
 def attend_cpu(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Attention kernel for a CPU: torch's fused attention, which also returns the log-sum-exp.
-
-    The fused kernel needs one head size for keys and values, so the smaller one is padded with zeros. Zeros change no
-    score, and the padded coordinates of the output are dropped.
-    """
+    """Attention on a CPU by torch's fused kernel: log-sum-exps (..., m) and outputs (..., m, v)."""
     batch, value_dim = query.shape[:-2], value.shape[-1]
     if key.shape[:-2] != batch:
         batch = torch.broadcast_shapes(batch, key.shape[:-2])  # type: ignore[no-untyped-call]
-    width = max(query.shape[-1], value_dim)
+    width = max(query.shape[-1], value_dim)  # the fused kernel needs one size; zeros change no score
     query, key, value = (_with_head_axis(rows, batch, width) for rows in (query, key, value))
     mask = None
     if bias is not None:
@@ -87,7 +81,7 @@ def attend_cpu(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = 
 
 
 def _with_head_axis(rows: Tensor, batch: torch.Size, width: int) -> Tensor:
-    """Rows (..., n, d) reshaped to (batch, 1 head, n, width) for torch's fused kernel, padded with zeros to `width`."""
+    """Reshape rows (..., n, d) to (batch, 1 head, n, width) for torch's fused kernel, padded with zeros to `width`."""
     if rows.shape[-1] < width:
         rows = pad(rows, (0, width - rows.shape[-1]))
     if rows.shape[:-2] == batch and len(batch) == 1:
@@ -96,10 +90,7 @@ def _with_head_axis(rows: Tensor, batch: torch.Size, width: int) -> Tensor:
 
 
 def kernel_for(query: Tensor, value: Tensor, precision: Precision = "accurate") -> Kernel:
-    """Attention kernel for a query and value like these: fused on a CPU, `split` on a GPU, else plain torch.
-
-    A GPU uses plain torch for the precision "exact" or where `split` cannot run.
-    """
+    """Choose the attention kernel: fused on a CPU, `split` on a GPU, plain torch if "exact" or `split` cannot run."""
     if query.device.type == "cpu":
         return attend_cpu
     if precision == "exact" or split.unable(query, value) is not None:
@@ -108,7 +99,7 @@ def kernel_for(query: Tensor, value: Tensor, precision: Precision = "accurate") 
 
 
 def kernel_words(like: Tensor, precision: Precision) -> str:
-    """Description for people of the kernel that tensors like `like` get, and why if it is not the requested one."""
+    """Text for reports that describes the kernel used for tensors like `like`, and why it is not the requested one."""
     if like.device.type == "cpu":
         return "float32"
     instead = None if precision == "exact" else split.unable(like, like)
@@ -118,9 +109,9 @@ def kernel_words(like: Tensor, precision: Precision) -> str:
 def state_of(
     query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, kernel: Kernel | Precision = "accurate"
 ) -> State:
-    """State of attention of queries (..., m, k) over a block of n ≥ 0 tokens with keys and values (..., n, ·).
+    """Attention of queries (..., m, k) over a block of n ≥ 0 tokens, as a mergeable `State` (log-sum-exp and output).
 
-    The bias, (..., 1 or m, n), is added to the scores; −inf masks a token. `kernel` may be given by its precision.
+    Keys are (..., n, k) and values (..., n, v). The bias (..., 1 or m, n) is added to the scores; −inf masks a token.
     """
     n = key.shape[-2]
     if n == 0:
@@ -134,10 +125,7 @@ def state_of(
 def peak_over(
     query: Tensor, key: Tensor, value: Tensor, softcap: float | None, scores_at_once: int = SCORES_AT_ONCE
 ) -> Peak:
-    """Largest score of each query (..., q, k) over the keys (..., n, k), and the value of the key with that score.
-
-    At most about `scores_at_once` scores are in memory.
-    """
+    """Largest score of each query (..., q, k) over keys (..., n, k), and the value of the key that has this score."""
     if not key.shape[-2]:
         return Peak.empty(tuple(key.shape[:-2]), query.shape[-2], value.shape[-1], like=value)
     scores = scores_at_once * (1 if key.device.type == "cpu" else DEVICE_TIMES)
@@ -148,7 +136,7 @@ def peak_over(
 
 @dataclass(frozen=True, eq=False)
 class JobQueries:
-    """Queries of H key/value heads, prepared once for many calls of `attend_jobs` (attention over ranges of tokens)."""
+    """Queries of H key/value heads, prepared once for many calls of `attend_jobs`."""
 
     query: Tensor  # (H, m, k), with the scale of the scores
     detail: Tensor  # (q,): indices of the queries whose largest score is computed too
@@ -162,7 +150,7 @@ class JobQueries:
         cls, query: Tensor, detail: Tensor, value: Tensor, kernel: Kernel | Precision, softcap: float | None,
         fused: bool | None = None,
     ) -> JobQueries:  # fmt: skip
-        """Prepare queries (H, m, k) for values like `value`; `fused` runs one Triton launch (default if possible)."""
+        """Prepare queries (H, m, k) for values like `value`; `fused` runs one Triton launch (default: if possible)."""
         if fused is None:
             able = query.device.type != "cpu" and not callable(kernel) and kernel != "exact"
             fused = able and split.unable(query, value) is None
@@ -171,7 +159,7 @@ class JobQueries:
 
     @classmethod
     def joined(cls, parts: Sequence[JobQueries]) -> JobQueries:
-        """Queries of several layers, concatenated along the heads as if they belonged to one layer."""
+        """Concatenate the queries of several layers along the heads, as if they belonged to one layer."""
         halves = split.Halves.joined([part.halves for part in parts if part.halves is not None])
         query, detail = (torch.cat([getattr(part, name) for part in parts]) for name in ("query", "detail_query"))
         return replace(parts[0], query=query, detail_query=detail, halves=halves)
@@ -181,11 +169,10 @@ def attend_jobs(
     queries: JobQueries, key: Tensor, value: Tensor, jobs: NDArray[np.int64],
     *, heads: slice = slice(None), largest: Tensor | None = None,
 ) -> tuple[State, Peak]:  # fmt: skip
-    """Attention over tokens start .. stop − 1 for each of J jobs (start, stop): states (J, h, m) and peaks (J, h, q).
+    """Attention of prepared queries over J ranges of tokens: mergeable states (J, h, m) and largest scores (J, h, q).
 
-    Keys and values are (n, H, ·), of which h `heads` are used. `largest` (2, H) are the largest absolute entries of
-    keys and of values in each head, if known. A CPU runs a loop, with consecutive jobs of equal length as one batch; a
-    CUDA device runs one Triton launch.
+    Each job is a range (start, stop) of the n tokens. Keys and values are (n, H, ·), of which h `heads` are used.
+    `largest` (2, H) are the largest absolute entries of keys and of values in each head, if known.
     """
     if queries.halves is not None:
         return _attend_at_once(queries, queries.halves, key, value, jobs, heads, largest)
@@ -212,7 +199,6 @@ def _attend_at_once(
     queries: JobQueries, halves: split.Halves, key: Tensor, value: Tensor, jobs: NDArray[np.int64], heads: slice,
     largest: Tensor | None,
 ) -> tuple[State, Peak]:  # fmt: skip
-    """Run all jobs of `attend_jobs` in one launch of the Triton kernel, from queries in split half precision."""
     assert queries.kernel in ("fast", "accurate")
     spans = to_device(np.ascontiguousarray(jobs), key.device)
     head = torch.arange(key.shape[1], device=key.device)[heads]

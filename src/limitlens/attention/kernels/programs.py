@@ -1,8 +1,5 @@
 # mypy: ignore-errors
-"""Triton programs: `largest` and `split` write vectors as two float16 halves, `forward` attends (see `split.py`).
-
-For probes: `put` copies tokens, `products` sums products of tokens, `gather` bins tokens by softmax weight.
-"""
+"""Triton programs for CUDA devices: attention in split half precision (see `split.py`), copies and sums of tokens."""
 
 import triton
 import triton.language as tl
@@ -10,7 +7,7 @@ import triton.language as tl
 
 @triton.jit
 def largest(X, SIZE, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Raise SIZE (B,) to the largest absolute entry of vectors X (B, n, d); a maximum does not depend on the order."""
+    """Raise SIZE (B,) to the largest absolute entry of the vectors X (B, n, d) of each batch."""
     b = tl.program_id(1).to(tl.int64)
     row, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     at = b * sb + row[:, None] * sn + column[None, :] * sd
@@ -23,10 +20,7 @@ def split(
     X, HI, LO, SIZE, UNIT, factor, n, sb, sn, sd, d, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Write vectors X (B, n, d) times factor / UNIT as float16 HI + LO, padded with zeros to WIDTH.
-
-    UNIT (B,) is a power of two that scales SIZE (B,), the largest absolute entry, to at most 2^LARGEST.
-    """
+    """Write factor · X (B, n, d) as UNIT · (HI + LO), in float16 of at most 2^LARGEST; UNIT (B,) are powers of two."""
     b = tl.program_id(1).to(tl.int64)
     row, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     inside = row[:, None] < n
@@ -48,7 +42,7 @@ def _block(
     DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, PEAKS: tl.constexpr,
     SHIFT: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Add keys n .. n + BN − 1 to the running sums of attention of a block of queries; scores in units of log 2."""
+    """Add keys n .. n + BN − 1 to the running softmax sums of a block of queries; scores are in units of log 2."""
     rn = n + tl.arange(0, BN)
     ko, vo = rn[None, :] * DK + rk[:, None], rn[:, None] * DV + rv[None, :]
     there = rn < length
@@ -99,7 +93,7 @@ def forward(
     bias_row, parts, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     BIAS: tl.constexpr, PEAKS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one block of queries over keys start .. stop − 1, for one job (queries, keys, start, stop)."""
+    """Attention of a block of queries over keys start .. stop − 1, for a job (query batch, key batch, start, stop)."""
     blocks = tl.cdiv(m_all, BM)
     job = (tl.program_id(0) // blocks).to(tl.int64)
     q, k = tl.load(WORK + 4 * job), tl.load(WORK + 4 * job + 1)
@@ -144,10 +138,7 @@ def forward(
 
 @triton.jit
 def put(X, STORE, SIZE, ROWS, MARKS, n, marks, base, heads, d, sx, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy tokens X (n, heads, d) to rows ROWS of a store, and the tokens at MARKS also to rows base, base + 1, ...
-
-    SIZE (heads,) is raised to the largest absolute entry of each head; a maximum does not depend on the order.
-    """
+    """Copy tokens X (n, heads, d) to rows ROWS of STORE, and those at MARKS again from row `base` on; SIZE: max |X|."""
     i, head, column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.arange(0, D)
     own, twice = i < n, (i >= n) & (i < n + marks)
     source = tl.load(MARKS + i - n, mask=twice, other=0)
@@ -162,10 +153,7 @@ def put(X, STORE, SIZE, ROWS, MARKS, n, marks, base, heads, d, sx, D: tl.constex
 
 @triton.jit
 def products(X, SHIFT, FIRST, SECOND, n, heads, d, sx, sh, CHUNK: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums (chunks, heads, d) and sums of products (chunks, heads, d, d) of rows X (n, heads, d) less SHIFT (heads, d).
-
-    Every block has its own accumulator, because tensor cores truncate while they accumulate.
-    """
+    """Sums (chunks, heads, d) and sums of outer products (chunks, heads, d, d) of rows X (n, heads, d) − SHIFT."""
     chunk, head, column = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, D)
     wide = column < d
     shift = tl.load(SHIFT + head * d + column, mask=wide, other=0.0)
@@ -188,12 +176,12 @@ def gather(
     ABOVE, PLACES, TOKENS, VALUES, LIMITS, BEGIN, COUNT, TABLE, rise, rows, queries, tokens, nodes, v,
     PARTS: tl.constexpr, NODES: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Bin tokens by softmax weight, each token split between the two nodes (weights of a grid) next to its weight W.
+    """Bin tokens by softmax weight W: each token is shared between the two nodes (weights of a grid) next to its W.
 
-    Writes, for each node, the number of tokens to COUNT, and Σ W d, Σ W and Σ W |d|² with d = value − limit, relative
-    to the node's weight, to TABLE. Tokens of a row are sorted by weight within each part. PLACES (rows, tokens) are the
-    nodes below the tokens; ABOVE is log(W / node); TOKENS are indices in VALUES (heads, tokens, v). BEGIN (rows, parts,
-    nodes + 1) is the first token at each node or above it.
+    For each node, COUNT gets the number of tokens. TABLE gets sums of W d, W and W |d|², divided by the node's weight,
+    with d = value − limit. PLACES (rows, tokens) is the node below each token, ABOVE is log(W / node), and TOKENS are
+    indices in VALUES (heads, tokens, v). Tokens are sorted by W within each of PARTS subsets. BEGIN (rows, PARTS,
+    nodes + 1) is the first token at or above each node.
     """
     row, part, below = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * NODES
     node, column = below + tl.arange(0, NODES), tl.arange(0, D)

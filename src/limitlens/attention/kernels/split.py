@@ -1,11 +1,8 @@
-"""CUDA attention kernel: float32 accuracy from half-precision products, over many sets of tokens in one launch.
+"""CUDA attention kernel with float32 accuracy from half-precision products, over many ranges of tokens in one launch.
 
-Tensor cores multiply half-precision numbers fastest. So every input x is written once as hi + lo, two float16 numbers
-that hold 22 bits of x, and a product as hi·hi + hi·lo + lo·hi, with a relative error of 2⁻²². The kernel splits softmax
-weights in the same way. Inputs are scaled by powers of two so that the largest of a head is near 2¹⁴: none overflows,
-and the loss is 2⁻³⁸ of the largest. Tensor cores truncate while they accumulate (measured on one H200), so every block
-of keys has its own accumulator and blocks are added by ordinary rounded additions. Float32 sums over many blocks drift,
-so long sets are cut into parts whose states are merged in float64.
+Every input is scaled and written as hi + lo, two float16 numbers with 22 bits together. A product is computed as
+hi·hi + hi·lo + lo·hi, with a relative error of 2⁻²². Tensor cores truncate while they accumulate (measured on one
+H200), so each block of keys has its own accumulator. Long ranges are computed in pieces and merged in float64.
 """
 
 from __future__ import annotations
@@ -45,32 +42,29 @@ def missing() -> str | None:
 
 
 def unable(query: Tensor, value: Tensor) -> str | None:
-    """Reason why the Triton kernel cannot handle tensors like this query and value; None if it can."""
+    """Reason why the Triton kernel cannot process tensors like this query and value; None if it can."""
     if max(query.shape[-1], value.shape[-1]) > WIDEST:
         return f"heads are wider than {WIDEST} numbers"
     return "numbers are float64" if query.dtype == torch.float64 else missing()
 
 
 def padded(size: int) -> int:
-    """Smallest size that Triton programs accept and that is at least `size`: a power of two, at least 16."""
+    """Round `size` up to a size that Triton programs accept: a power of two of at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class Halves(Batch):
-    """Vectors (B, n, d) in split half precision: (hi + lo) · unit, with hi and lo float16 (B, n, width).
-
-    For bfloat16 vectors hi holds all bits; then lo is hi itself and is not read.
-    """
+    """Vectors (B, n, d) as sums of two float16 vectors, (hi + lo) · unit, padded with zeros to (B, n, width)."""
 
     hi: Tensor
-    lo: Tensor
+    lo: Tensor  # hi itself, and not read, for bfloat16 vectors, whose bits all fit in hi
     unit: Tensor  # (B,): power of two that scales the halves back
 
 
 @dataclass(frozen=True)
 class Found:
-    """Results of the Triton kernel for each job (queries over a range of keys); scores are in natural units."""
+    """Attention results of the Triton kernel, one row per job (queries over a range of keys)."""
 
     lse: Tensor  # (jobs, m) float64
     output: Tensor  # (jobs, m, v) float64
@@ -79,9 +73,9 @@ class Found:
 
 
 def halves(rows: Tensor, factor: float = 1.0, whole: bool = False, size: Tensor | None = None) -> Halves:
-    """Split vectors `rows` (B, n, d), of any strides, times a factor, into two float16 halves.
+    """Write vectors `rows` (B, n, d) times a factor as sums of two float16 vectors.
 
-    `whole` says that the higher half holds all bits (bfloat16). `size` (B,) is max |rows| of each batch, if known.
+    `whole` says that one float16 vector is enough (bfloat16). `size` (B,) is max |rows| of each batch, if known.
     """
     batch, n, d = rows.shape
     width = padded(d)
@@ -101,7 +95,7 @@ def halves(rows: Tensor, factor: float = 1.0, whole: bool = False, size: Tensor 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, precision: Precision = "accurate"
 ) -> tuple[Tensor, Tensor]:
-    """Attention kernel on CUDA in half-precision products; shapes as in the docstring of `attention.kernels`."""
+    """Attention on CUDA by half-precision products: log-sum-exps (..., m) and outputs (..., m, v)."""
     batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
     m, n, v = query.shape[-2], key.shape[-2], value.shape[-1]
     # For each entry of the broadcast batch, its index in the batch of the queries, and in that of the keys.
@@ -123,12 +117,11 @@ def attend_jobs(
     query: Tensor | Halves, key: Tensor, value: Tensor, jobs: Tensor, *, longest: int, bias: Tensor | None = None,
     peaks: bool = False, precision: Precision = "accurate", sizes: Tensor | None = None,
 ) -> Found:  # fmt: skip
-    """Attention of queries (Bq, m, k) over keys (Bk, n, k) and values (Bk, n, v), for each of the jobs (J, 4).
+    """Attention of queries (Bq, m, k) over many ranges of keys (Bk, n, k) and values (Bk, n, v), in one launch.
 
-    A job (index in Bq, index in Bk, start, stop) attends to keys start .. stop − 1, at most `longest` of them. A bias
-    (J, 1 or m, n) is added to the scores; −inf masks a key. `peaks` asks for the largest scores too. "fast" computes
-    one half-precision product instead of three. Queries may be given as `halves(query, LOG2E)`; `sizes` (2, Bk) are
-    the largest absolute entries of keys and of values, if known.
+    Each of the jobs (J, 4) is (index in Bq, index in Bk, start, stop), a range of at most `longest` keys. A bias
+    (J, 1 or m, n) is added to the scores. `peaks` asks for the largest scores too. Queries may be given as
+    `halves(query, LOG2E)`. `sizes` (2, Bk) are the largest absolute entries of keys and of values, if known.
     """
     v, size = value.shape[-1], (None, None) if sizes is None else sizes
     queries = query if isinstance(query, Halves) else halves(query, LOG2E)
@@ -163,10 +156,7 @@ def _launch(
     query: Halves, key: Halves, value: Halves, work: Tensor, v: int, bias: Tensor | None, parts: int, peaks: bool,
     wide: int, short: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """Run the Triton kernel over `work` (W, 4), jobs or parts of jobs; returns the fields of `Found` for each.
-
-    `parts` is the number of parts of a job, `wide` the number of half-precision products, `short` selects small blocks.
-    """
+    """Run the Triton kernel over `work` (W, 4), jobs or pieces of jobs, and return the fields of `Found` for each."""
     count, dk, dv, device = len(work), key.hi.shape[-1], value.hi.shape[-1], key.hi.device
     m = query.hi.shape[1]
     output = torch.empty(count, m, dv, dtype=torch.float64, device=device)
@@ -188,7 +178,7 @@ def _launch(
 
 
 def _shape(width: int, m: int, short: bool, peaks: bool, wide: int) -> tuple[int, int, dict[str, int]]:
-    """Queries and keys per block, and compiler options, that fit the chip and are fast for heads of size `width`."""
+    """Numbers of queries and keys per block, and compiler options, that are fast for heads of size `width`."""
     registers = None
     if width > 128:
         bm, bn, warps, stages = 64, 32, 4, 2
@@ -208,9 +198,9 @@ def _shape(width: int, m: int, short: bool, peaks: bool, wide: int) -> tuple[int
 
 
 def put_rows(store: Tensor, tokens: Tensor, rows: Tensor, special: Tensor, first: int, largest: Tensor | None) -> None:
-    """Copy tokens (n, H, d) to `rows` (n,) of a store (·, H, d), and the `special` ones (s,) to rows from `first` on.
+    """Copy tokens (n, H, d) to `rows` (n,) of a store (·, H, d), and those at `special` again to rows from `first` on.
 
-    With `largest` (H,), which is raised to max |tokens| of each head, a Triton program copies them in one launch.
+    With `largest` (H,), one Triton launch also raises it to the largest absolute entry of each head.
     """
     n, heads, d = tokens.shape
     if largest is not None:
@@ -231,9 +221,9 @@ def put_rows(store: Tensor, tokens: Tensor, rows: Tensor, special: Tensor, first
 
 
 def chunk_sums(rows: Tensor, shift: Tensor, fused: bool | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Sums of x and of x xᵀ over chunks of the n vectors x = rows (n, H, d) − shift (H, d), in float32.
+    """Sums of x and of x xᵀ over chunks of the vectors x = rows (n, H, d) − shift (H, d), in float32.
 
-    Returns pairs (chunks, H, d) and (chunks, H, d, d). `fused` runs the Triton program; by default where it is faster.
+    Returns pairs (chunks, H, d) and (chunks, H, d, d). `fused` runs the Triton program (default: where it is faster).
     """
     n, heads, d = rows.shape
     if fused is None:

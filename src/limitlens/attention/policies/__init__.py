@@ -1,4 +1,4 @@
-"""Key policies, one file each: which keys a query or a KV cache keeps when it may keep only some of them."""
+"""Key policies, one file each: rules that select the keys that a query attends to or that a KV cache keeps."""
 
 from limitlens.attention.policies.base import KeyPolicy, PolicyInput, Selection, keep
 from limitlens.attention.policies.expected import Expected

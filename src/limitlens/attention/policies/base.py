@@ -1,4 +1,4 @@
-"""Base class of key policies, with their input (`PolicyInput`) and their result (`Selection`)."""
+"""Base class of key policies (rules that select keys), with their input and their result."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +11,7 @@ from limitlens.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class PolicyInput:
-    """Input of a key policy: keys and values of key/value heads (leading axes `...`), and data on the queries."""
+    """Input of a key policy (a rule that selects keys): keys and values of heads, and what is known of the queries."""
 
     key: Tensor  # (..., n, k)
     value: Tensor  # (..., n, v)
@@ -24,7 +24,7 @@ class PolicyInput:
     softcap: float | None = None  # bound of the scores, see `limitlens.models.Captured`
 
     def last_queries(self, count: int, policy: str) -> Tensor:
-        """Last `count` of the earlier queries, (..., g, p, k); without any, an `InputError` that names the policy."""
+        """Last `count` of the earlier queries, (..., g, p, k); raises an `InputError` for `policy` if there is none."""
         if self.past is None:
             raise InputError(f"no earlier queries were given; {policy!r} ranks keys by them, read the context first")
         return self.past[..., -count:, :]
@@ -32,14 +32,14 @@ class PolicyInput:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Keys that a policy keeps, as a mask; attention adds `log_weights` to the scores of the kept keys."""
+    """Keys that a key policy keeps, as a mask; attention adds `log_weights` to the scores of these keys."""
 
     mask: Tensor  # (draws or 1, ..., m or 1, n) bool
     log_weights: Tensor | None = None  # of the shape of `mask`; None: zero
 
 
 class KeyPolicy(Protocol):
-    """Rule that ranks the keys of a head; the keys of highest priority are kept, as many as the budget allows.
+    """Rule that selects keys of a head: keys of highest priority are kept, as many as a budget allows.
 
     An unbiased policy returns log-weights w such that Σ_kept e^{w_j + s_j} (1, v_j) has the expectation
     Σ_j e^{s_j} (1, v_j) for any scores s.
@@ -54,22 +54,19 @@ class KeyPolicy(Protocol):
     sampled: bool = False  # it draws keys at random
 
     def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-        """Priority of each of n keys for each of m queries, broadcastable to (draws, ..., m, n); highest kept first.
-
-        Policies that draw nothing at random return one draw.
-        """
+        """Priority of n keys for m queries, broadcastable to (draws, ..., m, n); one draw if nothing is random."""
 
     def select(self, inputs: PolicyInput, counts: Tensor | int, draws: int, generator: torch.Generator) -> Selection:
-        """Select the keys of highest priority: `counts` of them, a number or a tensor broadcastable to (..., m, 1)."""
+        """Keep the `counts` keys of highest priority; `counts` is a number or a tensor broadcastable to (..., m, 1)."""
         return self.select_by(inputs, self.priority(inputs, draws, generator), counts)
 
     def select_by(self, inputs: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
-        """Select `counts` keys as `select` does, by priorities that the method `priority` has returned."""
+        """Keep the `counts` keys of highest `priority`, a tensor that the method `priority` has returned."""
         return Selection(keep(held_first(priority, inputs.held), counts, inputs.seen))
 
 
 def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> Tensor:
-    """Mask of the keys of highest priority among those seen, `counts` of them (a number, or a tensor (..., m, 1))."""
+    """Mask of the `counts` keys of highest priority among those `seen`; `counts` is a number or tensor (..., m, 1)."""
     if seen is not None:
         priority = priority.float().masked_fill(~seen, float("-inf"))
     if isinstance(counts, int):
@@ -83,7 +80,7 @@ def keep(priority: Tensor, counts: Tensor | int, seen: Tensor | None = None) -> 
 
 
 def held_first(priority: Tensor, held: int) -> Tensor:
-    """Priorities (..., n) changed so that the first `held` tokens (attention sinks) rank before all others."""
+    """Raise the priorities (..., n) of the first `held` tokens (attention sinks) above all others."""
     if not held:
         return priority
     first = torch.arange(priority.shape[-1], device=priority.device) < held

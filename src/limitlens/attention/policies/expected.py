@@ -1,4 +1,4 @@
-"""Keys of largest expected attention under a Gaussian law of queries (Devoto et al. 2025)."""
+"""Key policy that keeps keys of largest expected attention under Gaussian queries (Devoto et al. 2025)."""
 
 from torch import Generator, Tensor
 
@@ -8,10 +8,9 @@ LAW = 256  # number of last queries from which the mean and covariance of later 
 
 
 class Expected(KeyPolicy):
-    """Keep the keys of largest expected attention weight times value norm, for Gaussian queries.
+    """Keep the keys of largest expected attention weight times value norm, as if queries were Gaussian.
 
-    For q ~ N(μ, Σ), E e^{<q,k>} = e^{<μ,k> + <k,Σk>/2} (exact for Gaussian queries: proved). Real queries are not
-    Gaussian, so the weights are a heuristic.
+    For q ~ N(μ, Σ), E e^{<q,k>} = e^{<μ,k> + <k,Σk>/2} (proved). Real queries are not Gaussian, so this is a heuristic.
     """
 
     name = "expected"
@@ -19,7 +18,7 @@ class Expected(KeyPolicy):
     needs_past = True
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Priority of a key: E e^{<q,k>} normalised over keys, averaged over query heads, times the value norm |v|."""
+        """Priority of a key: E e^{<q,k>}, normalised over keys, averaged over query heads, times the value norm |v|."""
         query = inputs.last_queries(LAW, self.name)
         mean = query.mean(-2, keepdim=True)
         spread = (query - mean) @ inputs.key[..., None, :, :].mT  # (..., g, p, n): the covariance is never formed

@@ -1,7 +1,4 @@
-"""Low-rank attention (Linformer): a matrix E mixes n keys and values into k pairs (EK, EV).
-
-Softmax over k mixed keys is a different function from softmax over n keys, so these designs need not converge to it.
-"""
+"""Low-rank attention (Linformer): mixes n keys and values into k, which need not converge to attention over n keys."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,10 +10,7 @@ Mixing = Callable[[Tensor, Tensor, Sequence[int], Generator], Iterator[Mixed]]  
 
 
 def linformer(key: Tensor, value: Tensor, counts: Sequence[int], generator: Generator) -> Iterator[Mixed]:
-    """Mix keys and values (..., n, ·) into k pairs, for each k in `counts`, by an untrained Gaussian matrix (k, n).
-
-    Its entries have variance 1/k, and all texts and heads share it.
-    """
+    """Mix keys and values (..., n, ·) into k, for each k in `counts`, by a random N(0, 1/k) matrix (k, n)."""
     for count in counts:
         matrix = torch.randn(count, key.shape[-2], generator=generator).to(key) / count**0.5
         yield matrix @ key, matrix @ value, None
@@ -25,8 +19,8 @@ def linformer(key: Tensor, value: Tensor, counts: Sequence[int], generator: Gene
 def leading(key: Tensor, value: Tensor, counts: Sequence[int], generator: Generator) -> Iterator[Mixed]:
     """Replace k groups of close keys, for each k in `counts`, by their mean keys and mean values.
 
-    Groups are halved along each leading direction of the keys in turn. The logarithm of a group's size is added to the
-    score of its mean key, so that nothing changes for k = n.
+    Groups are halved along one principal direction of the keys after another. The logarithm of a group's size is added
+    to the score of its mean key, so that nothing changes for k = n.
     """
     *heads, length, width = key.shape
     centred = (key - key.mean(-2, keepdim=True)).double()

@@ -1,4 +1,4 @@
-"""Oracle policy that keeps the keys of largest weight for each query: most weight, but not always the least error."""
+"""Oracle key policy that keeps the keys of largest score for each query, although no cache knows later queries."""
 
 from torch import Generator, Tensor
 
@@ -7,7 +7,7 @@ from limitlens.errors import InputError
 
 
 class OracleTopK(KeyPolicy):
-    """Keep the keys of largest score, chosen separately for each query."""
+    """Keep the keys of largest score for each query; these have most weight, but not always the smallest error."""
 
     name = "oracle_topk"
     label = "largest weights (oracle)"

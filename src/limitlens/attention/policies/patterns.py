@@ -1,7 +1,4 @@
-"""Fixed sparse-attention patterns: each ranks the keys by their positions around a query and keeps the first k.
-
-i is the index of the query and j that of a key. The keys kept for a smaller k are a subset of those for a larger k.
-"""
+"""Fixed sparse-attention patterns: key policies that rank key j by its position relative to the query's position i."""
 
 import torch
 from torch import Generator, Tensor
@@ -13,13 +10,13 @@ GAP = 4  # distance between neighbouring keys of the dilated window
 
 
 class Strided(Recent):
-    """Keep keys at equal distances from each other: key j ranks by the bit reversal of (i − j) mod n, i the query."""
+    """Keep keys at equal distances: key j ranks by the bit reversal of (i − j) mod n, with i the query's position."""
 
     name = "strided"
     label = "at equal distances"
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Priority of key j: minus the bit reversal of the offset (i − j) mod n."""
+        """Priority of key j for the query at position i: minus the bit reversal of (i − j) mod n."""
         reverse = torch.zeros_like(super().priority(inputs, draws, generator))
         length = inputs.key.shape[-2]
         offset = (_query(inputs) - torch.arange(length, device=inputs.key.device)) % length
@@ -30,25 +27,25 @@ class Strided(Recent):
 
 
 class Dilated(Recent):
-    """Keep a dilated window: keys at distances that are multiples of `GAP` first, nearest first, then other keys."""
+    """Keep a dilated window: first keys at distances that are multiples of `GAP`, nearest first, then all others."""
 
     name = "dilated"
     label = f"a window with gaps of {GAP}"
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Priority of key j: minus the distance |i − j|, and lower by n unless it is a multiple of `GAP`."""
+        """Priority of key j for query i: minus the distance |i − j|, and lower by n unless `GAP` divides it."""
         nearest = super().priority(inputs, draws, generator)
         return nearest - inputs.key.shape[-2] * (nearest % GAP != 0)
 
 
 class Block(Recent):
-    """Keep the query's own block: keys rank by the smallest aligned block of 2^b tokens that holds key and query."""
+    """Keep the block around the query: keys rank by the smallest aligned block of 2^b tokens with key and query."""
 
     name = "block"
     label = "its own block"
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Priority of key j: −n b − |i − j|, with b the bit length of i xor j (2^b: smallest block with both)."""
+        """Priority of key j for query i: −n b − |i − j|, with 2^b the smallest aligned block that contains both."""
         nearest = super().priority(inputs, draws, generator)
         length = inputs.key.shape[-2]
         apart = _query(inputs) ^ torch.arange(length, device=inputs.key.device)
@@ -63,7 +60,7 @@ class WindowRandom(Recent):
     sampled = True
 
     def priority(self, inputs: PolicyInput, draws: int, generator: Generator) -> Tensor:
-        """Priority of a seen key: −min(2 · rank by nearness, 2 · random rank + 1), ranks from 0."""
+        """Priority of a key: −min(2 · rank by nearness, 2 · random rank + 1), with ranks from 0 among visible keys."""
         ranks = []
         for order in (super().priority(inputs, draws, generator).float(), uniform(inputs, draws, generator)):
             seen = order if inputs.seen is None else order.masked_fill(~inputs.seen, -torch.inf)

@@ -1,8 +1,8 @@
 """Key policy that samples keys by the attention of the last queries: unbiased like random keys, with a smaller error.
 
-Priority sampling (Duffield, Lund, Thorup 2007): key j with estimated weight a_j has the priority a_j / u_j, u_j uniform
-on (0, 1]. The n keys of highest priority are kept. With τ the largest priority of a key that is not kept, each kept key
-stands for max(1, τ / a_j) keys; keys with a_j > τ are certainly kept. Sums over kept keys are unbiased (proved).
+Priority sampling (Duffield, Lund, Thorup 2007): keep the keys with the largest a_j / u_j, where a_j is the estimated
+weight of key j and u_j is uniform on (0, 1]. A kept key stands for max(1, τ / a_j) keys, with τ the largest a_j / u_j
+of a key that is not kept. Sums over the kept keys are unbiased (proved).
 """
 
 import torch
@@ -15,7 +15,7 @@ FLOOR = 0.1  # share of the mean estimated weight that is added to every key, so
 
 
 class Priority(SnapKV):
-    """Sample keys in proportion to SnapKV's weight times value norm, with log-weights that make sums unbiased."""
+    """Sample keys by SnapKV's attention weight times value norm, with log-weights that make sums unbiased."""
 
     name = "priority"
     label = "sampled by the attention of the last queries"
@@ -23,7 +23,7 @@ class Priority(SnapKV):
     unbiased = True
 
     def _estimate(self, inputs: PolicyInput) -> Tensor:
-        """Estimated attention weight times value norm of each key, a_j, (1, ..., 1, n), with a floor above 0."""
+        """Estimated attention weight times value norm a_j > 0 of each key, (1, ..., 1, n)."""
         weight = super().priority(inputs, 1, torch.Generator()) * norms(inputs.value)[None, ..., None, :]
         return weight + FLOOR * weight.mean(-1, keepdim=True)
 
@@ -32,7 +32,7 @@ class Priority(SnapKV):
         return self._estimate(inputs) / uniform(inputs, draws, generator)
 
     def select_by(self, inputs: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
-        """Select `counts` keys of highest priority, with log-weights log max(1, τ / a_j); 0 if all keys are kept."""
+        """Keep the `counts` keys of highest priority, with log-weights log max(1, τ / a_j), τ the highest left out."""
         priority = held_first(priority, inputs.held)
         mask = keep(priority, counts, inputs.seen)
         left_out = ~mask if inputs.seen is None else ~mask & inputs.seen

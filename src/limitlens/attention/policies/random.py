@@ -1,4 +1,4 @@
-"""Key policies that keep uniformly random keys, with log-weights (unbiased, as in a probe) or without (eviction)."""
+"""Key policies that keep uniformly random keys, with log-weights that make sums unbiased or without."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from limitlens.attention.policies.base import KeyPolicy, PolicyInput, Selection,
 
 
 class RandomEviction(KeyPolicy):
-    """Keep random keys, drawn without replacement and the same for all queries of a draw; sinks are always kept."""
+    """Keep random keys, the same for all queries, drawn without replacement; attention sinks are always kept."""
 
     name = "random_eviction"
     label = "random keys, unweighted"
@@ -19,14 +19,14 @@ class RandomEviction(KeyPolicy):
 
 
 class Random(RandomEviction):
-    """Keep random keys with log-weight log(N/n), so that n keys stand for N; sinks, always kept, have log-weight 0."""
+    """Keep n random keys of N with log-weight log(N/n), so that sums are unbiased; attention sinks are always kept."""
 
     name = "random"
     label = "random keys"
     unbiased = True
 
     def select_by(self, inputs: PolicyInput, priority: Tensor, counts: Tensor | int) -> Selection:
-        """Select `counts` random keys with log-weight log(N/n); keys that are always kept (sinks) have log-weight 0."""
+        """Keep `counts` random keys with log-weight log(N/n); attention sinks, always kept, have log-weight 0."""
         mask = super().select_by(inputs, priority, counts).mask
         every = torch.ones_like(mask) if inputs.seen is None else inputs.seen
         total, kept = (part[..., inputs.held :].sum(-1, keepdim=True) for part in (every, mask))

@@ -16,7 +16,7 @@ class Streaming(Recent):
     label = "first and nearest tokens"
 
     def priority(self, inputs: PolicyInput, draws: int, generator: torch.Generator) -> Tensor:
-        """Priority of a key: minus its distance to the query; positive for the first tokens, earliest highest."""
+        """Priority of a key: minus its distance to the query, or a positive number for the first `SINKS` tokens."""
         nearness = super().priority(inputs, draws, generator)
         first = min(SINKS, nearness.shape[-1])
         nearness[..., :first] = torch.arange(first, 0, -1, device=nearness.device)
