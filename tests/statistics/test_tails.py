@@ -243,21 +243,9 @@ def test_heavy_figure(tmp_path):
     assert (tmp_path / "tails.png").stat().st_size > 5000
 
 
-def test_saved_results_are_read_back(tmp_path):
-    from limitlens.record import json_text, read_run
-
-    found = {
-        HeavyTails: show_tails(law="student", tilts=[1.0], sizes=(100, 1000), replicates=20),
-        tails.TailReport: show_tails(np.random.default_rng(0).laplace(size=(2000, 3))),
-    }
-    for kind, made in found.items():
-        assert type(made) is kind
-        made.save(tmp_path / made.kind)
-        read = kind.load(read_run(tmp_path / made.kind))
-        assert json_text(read.document()) == json_text(made.document())
-        assert read.view() == made.view()
-        assert len(repr(read)) < 200
-    assert "At 1 of 1 tilt there is no infinite-token limit" in str(found[HeavyTails])
+def test_a_law_without_a_limit_says_so():
+    found = show_tails(law="student", tilts=[1.0], sizes=(100, 1000), replicates=20)
+    assert "At 1 of 1 tilt there is no infinite-token limit" in str(found)
 
 
 @pytest.mark.parametrize(
