@@ -22,7 +22,7 @@ from limitlens.errors import InputError
 from limitlens.estimate import Estimate
 
 PACKAGES = ("limitlens", "numpy", "scipy", "torch", "pandas", "transformers")
-FORMAT = 4  # version of run.json; raise it when older code would misunderstand the file
+FORMAT = 5  # version of run.json; raise it when older code would misunderstand the file
 ARRAYS = "arrays.safetensors"
 
 
