@@ -107,7 +107,7 @@ class StudyResult(Result):
     def rate(self, name: str = "output") -> Rate | None:
         """Power law n^(−β) fitted to the error `name`; None if fewer than three sizes can be fitted."""
         if name not in self.errors:
-            raise InputError(f"the study has no error {name!r}; expected one of {', '.join(self.errors)}")
+            raise InputError(f"the study has no error named {name!r}; expected one of {', '.join(self.errors)}")
         return self.errors[name].rate
 
     def tokens_for(self, error: float, context: float = math.inf) -> TokensFor:

@@ -273,10 +273,11 @@ def _kept(
 def _outputs(
     captured: Captured, place: int, key: Tensor, value: Tensor, added: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Array]:
-    """Attention of the queries at one position over keys (N, Hkv, n, k) of N documents: outputs, limits, fluctuations.
+    """Attention outputs of the queries at one position, and limits estimated from the keys of the other documents.
 
-    Outputs (Hq, N, v) use the query's own document. Limits (Hq, N, 1 + N, v) merge all other documents, then all but
-    one of them. Fluctuations (Hq, N) are mean squared distances of single documents from the limit without them.
+    Keys (N, Hkv, n, k) come from N documents, and `added` is added to their scores. Three results: outputs (Hq, N, v)
+    over the query's own document; limits (Hq, N, 1 + N, v) over all other documents (index 0) or all others but j
+    (index 1 + j); and the mean squared distance (Hq, N) of the output over one document j from the limit without j.
     """
     documents, groups = key.shape[:2]
     query = captured.query[:, :, place].float() * captured.scale  # (N, Hq, k)

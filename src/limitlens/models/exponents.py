@@ -80,7 +80,8 @@ def read_exponents(path: str | Path, model: PreTrainedModel) -> Exponents:
     own = identity(model)
     if dict(found.identity) != own:
         fitted = found.identity
-        other = [f"{name} {fitted.get(name)} and here {own[name]}" for name in own if fitted.get(name) != own[name]]
-        given = f"the exponents in {str(path)!r} belong to another model ({', '.join(other)})"
-        raise InputError(f"{given}; expected those of this one, which limitlens temper fits")
+        other = [f"{name}: {fitted.get(name, 'not given')} in the file, {own[name]} in this model"
+                 for name in own if fitted.get(name) != own[name]]  # fmt: skip
+        given = f"the exponents in {str(path)!r} were fitted to another model ({'; '.join(other)})"
+        raise InputError(f"{given}; fit them to this model with `limitlens temper`, or give a file that was")
     return found
