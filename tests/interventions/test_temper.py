@@ -193,7 +193,9 @@ def test_the_file_of_exponents_does_what_was_fitted(tmp_path: Path) -> None:
 def test_foreign_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     file = tempered().save(tmp_path / "run") / "single.json"
     with (
-        pytest.raises(ll.InputError, match=r"fitted to another model .*num_hidden_layers: 2 in the file, 3 in this model"),
+        pytest.raises(
+            ll.InputError, match=r"fitted to another model .*num_hidden_layers: 2 in the file, 3 in this model"
+        ),
         ll.intervene(TINY["llama"].model(), score_scale=str(file)),
     ):
         pass

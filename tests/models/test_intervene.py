@@ -246,8 +246,8 @@ def test_the_model_is_put_back_after_an_error() -> None:
         ({"score_scale": float("nan")}, "score_scale holds nan"),
         ({"score_scale": lambda layer, position: torch.ones(7, 3)}, r"layer 0 has shape \(7, 3\)"),
         ({"keys": "expected", "count": 4}, "expected a cut"),
-        ({"keys": [["recent"]], "count": 4}, "a name other than an oracle's for each of 3 layers and 2 key/value"),
-        ({"keys": [["recent", "oracle_topk"]] * 3, "count": 4}, "other than an oracle's"),
+        ({"keys": [["recent"]], "count": 4}, "for each of 3 layers a list of 2 names, one per key/value head"),
+        ({"keys": [["recent", "oracle_topk"]] * 3, "count": 4}, "with an oracle in a list; expected one name"),
     ],
 )
 def test_meaningless_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -283,7 +283,7 @@ def test_an_intervention_takes_a_loaded_model_and_is_alone() -> None:
         with pytest.raises(InputError, match="intervened in"), ll.intervene(loaded, score_scale=2.0):
             pass
         assert len(captures(loaded.model, token_ids())[0]) == LAYERS
-    told = pytest.raises(InputError, match="captured already")
+    told = pytest.raises(InputError, match="block that captures it or intervenes in it")
     with capture(loaded.model, lambda call: None), told, ll.intervene(loaded, score_scale=2.0):
         pass
     assert_untouched(loaded.model, "sdpa")

@@ -245,7 +245,9 @@ def sweep(
     if radii is None and not values:
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
     if radii is not None and not np.isfinite(law.radius):
-        raise InputError(f"{law!r} has unbounded support, which radii would scale; use sphere, ball, cube or vmf")
+        raise InputError(
+            f"radii scale a law of bounded support, and {law!r} is unbounded; use sphere, ball, cube or vmf"
+        )
     if radii is not None and len(values) < FEWEST_RADII:
         raise InputError(f"{len(values)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
     designed = [horizon] if radii is not None else values

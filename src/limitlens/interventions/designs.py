@@ -221,7 +221,7 @@ def designs(
 def _layer(
     captured: Captured, names: Sequence[str], counts: Sequence[int], queries: int, seed: int
 ) -> tuple[Array, ...]:
-    """The five arrays of a `Designs` result for one layer, averaged over its query positions."""
+    """Errors of each sparse design at each number of keys in one layer: the five arrays of `Designs`."""
     if captured.bias is not None:
         raise InputError(
             f"layer {captured.layer} adds a relative position bias to its scores, which a key of another document "

@@ -164,13 +164,14 @@ class PolicyHook:
         names = {policies} if isinstance(policies, str) else {name for row in policies for name in row}
         self.known = {name: get_policy(name) for name in names}
         self.oracle = any(policy.sees_queries for policy in self.known.values())
-        each = f"for each of {shape[0]} layers and {shape[1]} key/value heads"
+        expected = f"one name, or for each of {shape[0]} layers a list of {shape[1]} names, one per key/value head"
         if not isinstance(policies, str) and (self.oracle or tuple(map(len, policies)) != (shape[1],) * shape[0]):
-            expected = f"one name, or a name other than an oracle's {each}"
-            raise InputError(f"key policies are {policies}; expected {expected}")
+            given = f"key policies are {policies}{', with an oracle in a list' if self.oracle else ''}"
+            raise InputError(f"{given}; expected {expected} (an oracle, which knows queries, only as the one name)")
         self.counts = torch.as_tensor(np.asarray(-1 if counts is None else counts))
         whole = self.counts.shape in ((), shape) and not self.counts.is_floating_point()
         if not whole or bool((self.counts < (0 if cut else 1)).any()):
+            each = f"for each of {shape[0]} layers and {shape[1]} key/value heads"
             expected = f"a whole number of at least 1, or one {each}"
             raise InputError(f"the number of keys to keep is {counts}; expected {expected}")
         if cut is not None and cut < 1:

@@ -106,7 +106,7 @@ def hook_attention(
     owners = (getattr(functions.get(str(name)), "__self__", None) for name in found.values())
     around = next((owner for owner in owners if isinstance(owner, _Relay)), None)  # the block around this one
     if around is not None and (around.inner or not inside):
-        given = f"{type(model).__name__} is being captured already, or intervened in"
+        given = f"{type(model).__name__} is already inside a `with` block that captures it or intervenes in it"
         raise InputError(f"{given}; leave that block first, or open a capture inside an intervention")
     chosen = found if around is None else around.chosen
     eager = "eager" in chosen.values()

@@ -72,7 +72,9 @@ def _result(ray: Any, awaited: Any, address: str) -> Any:
             raise InputError(str(cause)) from None
         reason = (str(cause).strip().splitlines() or [""])[0].rstrip(".")
         given = f"a worker of the Ray cluster at {address!r} failed ({type(cause).__name__}: {reason})"
-        raise InputError(f"{given}; expected machines with this limitlens, the model and enough memory") from None
+        raise InputError(
+            f"{given}; expected machines with this version of limitlens, the model and enough memory"
+        ) from None
 
 
 @contextmanager

@@ -123,7 +123,10 @@ def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
 
 
 def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:
-    """Laplace transform ψ(λ) of 1/w₁ − 1 at complex λ = |λ| e^{iφ}, by a path from x to x + iφ and on parallel to R."""
+    """Laplace transform of 1/w₁ − 1, w₁ the largest weight, at complex λ = |λ| e^{iφ}.
+
+    The path of integration climbs from the real axis by iφ, then runs parallel to the real axis.
+    """
     (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     size, angle = abs(lam), math.atan2(lam.imag, lam.real)
     node, _, weight = tanh_sinh(_PATH_NODES)
