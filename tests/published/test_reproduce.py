@@ -29,6 +29,7 @@ TINY_SIZES: dict[str, dict[str, Any]] = {
     "sphere-d50": {
         "dim": 8, "scales": "1:1000:3", "sizes": "100:800:4", "replicates": 8, "queries": 32,
     },
+    "coupling-or-horizon": {"horizons": "0.5,1.5", "ratios": "100", "dim": 2, "sizes": "100:800:4", "replicates": 8},
     "hardmax-log": {"sizes": "100:10000:4", "replicates": 20},
     "bert-layers": {
         "tokens": 4000, "window": 32, "sizes": "8:64:4", "replicates": 8, "queries": 16,

@@ -18,7 +18,7 @@ from limitlens.published.protocol import MOMENTS, Projected, error_rows, moments
 from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid, parse_sizes
 from limitlens.theory.hardmax import hardmax_asymptotic, hardmax_finite
-from limitlens.theory.rates import rate_drawn, rate_sharp
+from limitlens.theory.rates import rate_drawn, rate_drawn_coupling, rate_proved, rate_rms_output, rate_sharp
 
 
 def gaussian_horizon(
@@ -57,6 +57,52 @@ def hardmax_log(work: Work, *, sizes: str, replicates: int) -> None:
         work.draw(one.label, one.n, one.measured, one.stderr)
     work.draw("ln 4/(2√(2 ln n)), proved", curve.n, map(hardmax_asymptotic, curve.n), line=True)
     work.draw("finite n, verified", curve.n, map(hardmax_finite, curve.n), line=True)
+
+
+def coupling_or_horizon(
+    work: Work, *, horizons: str, ratios: str, power: float, dim: int, sizes: str, replicates: int
+) -> None:
+    """Measure rates for anisotropic Gaussian tokens, for which the coupling Ψ and the squared horizon H² differ.
+
+    Σ and A are diagonal, and so is B = Σ^{1/2} A Σ^{1/2}, with H its largest entry. Two cases of equal B, for each H
+    and each of several Σ, differ in Ψ: the largest entry of B is at the largest variance (Ψ = H²) or at the smallest.
+    Σ is diag(r, 1) for each r in `ratios`, with B = diag(0, H) or diag(H, 0) (Ψ = r H² or H²), or k^−power for
+    k = 1 to `dim`, with H/k on the diagonal of B in falling or rising order (Ψ = H² or H² dim^power).
+    """
+    rank = np.arange(1, dim + 1.0)
+    shapes = [(np.array([ratio, 1.0]), np.array([1.0, 0.0])) for ratio in parse_grid(ratios, "ratios")]
+    shapes.append((rank**-power, 1 / rank))
+    grid = parse_grid(horizons, "horizons")
+    cases = [(H * entries[::order], variances) for H in grid for variances, entries in shapes for order in (1, -1)]
+    found = []
+    for B, variances in work.each(cases):
+        law = Gaussian(np.zeros(len(B)), np.diag(variances))
+        found.append(work.whole(study(law, Head(np.diag(B / variances)), sizes, replicates=replicates, seed=work.seed)))
+    horizon, coupling = (np.array([curve.theory[name] for curve in found]) for name in ("horizon", "coupling"))
+    lines = {
+        "horizon": np.array([rate_drawn(H) for H in horizon]),
+        "coupling": np.array([rate_drawn_coupling(one) for one in coupling]),
+    }
+    proved = np.array([rate_proved(one) for one in coupling])
+    for name in (*MOMENTS, "output"):
+        sharp = np.array([(rate_rms_output if name == "output" else rate_sharp)(H) for H in horizon])
+        rates = [curve.rate(name) for curve in found]
+        slope, bars = np.array([(rate.slope, rate.stderr) if rate else (np.nan, np.nan) for rate in rates]).T
+        for label, line in (lines | {"sharp": sharp}).items():
+            missed = np.nanmean(np.abs(slope - line))
+            work.numbers[f"{name}_{label}_miss"] = Number(Estimate(missed, np.nanmean(bars)))
+        for label, value in (("low", horizon.min()), ("high", horizon.max())):
+            same = np.isclose(horizon, value) & np.isfinite(slope)
+            decades = np.log10(coupling[same])
+            fit, covariance = np.polyfit(decades, slope[same], 1, w=1 / bars[same], cov="unscaled")
+            drawn = np.polyfit(decades, lines["coupling"][same], 1, w=1 / bars[same])[0]
+            work.numbers[f"{name}_change_{label}"] = Number(Estimate(fit[0], np.sqrt(covariance[0, 0])), drawn)
+            work.draw(f"{name}, H = {value:g}", coupling[same], slope[same], bars[same])
+        if name != "output":
+            lowest = int(np.nanargmin(slope - proved))
+            work.numbers[f"{name}_proved"] = Number(Estimate(slope[lowest], bars[lowest]), proved[lowest])
+    fine = np.geomspace(coupling.min(), coupling.max(), 60)
+    work.draw("1/(2(1+Ψ)), drawn", fine, map(rate_drawn_coupling, fine), line=True)
 
 
 def _projections(dim: int, seed: int) -> list[Array]:

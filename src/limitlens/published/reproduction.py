@@ -20,7 +20,7 @@ VERDICTS = ("agrees", "differs", "no")  # first words of the verdicts on claims
 T = TypeVar("T")
 # Names of the experiments that each module of `limitlens.published` runs.
 HOME = {
-    "laws": "gaussian-horizon sphere-d50 hardmax-log",
+    "laws": "gaussian-horizon sphere-d50 hardmax-log coupling-or-horizon",
     "encoders": "bert-layers window-random horizon-ablation downstream",
     "temperatures": "critical-weights three-regimes backward-heat critical-log-n",
 }
