@@ -73,6 +73,21 @@ def test_a_shift_of_every_rate_is_marked_and_nothing_without_an_error_is(probe: 
     assert all(row.exceeds is None for row in rows_of(found, "horizon"))
 
 
+@pytest.mark.parametrize("corpus", ["2", "3"], ids=["one text", "two texts"])
+def test_the_choice_of_text_counts_between_texts_only(probe: ProbeRun, corpus: str) -> None:
+    text = 0.2 * np.linspace(1, 2, len(SIZES))[None]
+    records = [replace(head, curve=replace(head.curve, text=text)) for head in probe.records]
+    runs = [replace(probe, records=tuple(records), corpus_sha256=sha256) for sha256 in ("2", corpus)]
+    found = compare(*runs)
+    curves = [head.curve if corpus == "2" else head.curve.for_other_text for head in records]
+    for quantity, own in (
+        ("rate", [curve.rate.stderr for curve in curves if curve.rate is not None]),
+        (f"error at n = {SIZES[-1]:,}", [curve.stderr[-1] for curve in curves]),
+    ):
+        assert [row.difference.stderr for row in rows_of(found, quantity)] == pytest.approx(np.sqrt(2) * np.array(own))
+    assert curves[0].stderr[-1] / curves[0].error[-1] == pytest.approx(0.01 if corpus == "2" else 0.4, rel=0.2)
+
+
 def test_the_border_is_welchs_t_shared_out_over_the_heads() -> None:
     """12 heads, 20 replicates each, equal errors: 38 degrees of freedom at 5%/12."""
     border = stats.t.ppf(1 - LEVEL / 12 / 2, 38) * 0.01 * np.sqrt(2)

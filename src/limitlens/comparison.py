@@ -6,9 +6,9 @@ model are compared head by head and over all heads; runs of different models by 
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TypeAlias
@@ -159,6 +159,11 @@ class Comparison(Result):
         ]
         if self.unit == "model average":
             trust.append("The runs probed different models, whose heads have no counterparts: means are compared.")
+        if self.unit == "head":
+            trust.append(
+                "Standard errors of errors and rates are those between seeds on one text; if the runs read different "
+                "texts, they also count the choice of each text's windows."
+            )
         if len({run.get("score_scale") for run in self.runs}) > 1:
             trust.append("The runs scaled the scores differently, which may cause the differences.")
         lead = f"Each run compared with {first}.{OVER_HEADS if self.unit == 'head' else ''}"
@@ -249,9 +254,12 @@ def compare(*runs: Result | str | Path) -> Comparison:
     if kinds[0] not in CLASSES:
         raise InputError(f"runs of {kinds[0]!r} cannot be compared; expected probes, predictions or studies")
     results = [run.result(CLASSES[kinds[0]]) if isinstance(run, Run) else run for run in found]
+    read: Callable[[Any], Column]
     command, unit, read = ("probe", "head", _probe) if kinds[0] == "probe" else ("study", "error", _study)
     if unit == "head" and len({run.model_sha256 or run.model for run in results}) > 1:
         unit, read = "model average", _model_means
+    elif unit == "head" and len({run.corpus_sha256 for run in results}) > 1:
+        read = partial(_probe, other_text=True)
     names = [_name(run) for run in runs]
     if len(set(names)) < len(names):
         names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
@@ -277,11 +285,14 @@ def _value(value: Any, stderr: Any = None, replicates: int | None = None) -> Val
     return Estimate.of(to_json(value), to_json(stderr)), replicates
 
 
-def _probe(run: ProbeRun) -> Column:
-    """Numbers of every head of a probe that are compared: rate, errors, tokens needed, `QUANTITIES` and others."""
+def _probe(run: ProbeRun, other_text: bool = False) -> Column:
+    """Numbers of every head of a probe that are compared: rate, errors, tokens needed, `QUANTITIES` and others.
+
+    With `other_text`, standard errors of errors and rates count the choice of text: the runs read different texts.
+    """
     found: Column = {}
     for head in run.records:
-        found |= _curve(head.name, head.curve, run.replicates)
+        found |= _curve(head.name, head.curve.for_other_text if other_text else head.curve, run.replicates)
         effective = [None] * len(head.sizes) if head.effective_tokens is None else head.effective_tokens.tolist()
         for n, tokens in zip(head.sizes, effective, strict=True):
             found[head.name, f"effective tokens{AT}{n:,}"] = _value(tokens)

@@ -28,6 +28,7 @@ from limitlens.record import read_run
 from limitlens.sampling.assignment import Assignment
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.workers import one_after_another, workers_for
+from limitlens.statistics.bootstrap import student_factor
 from tiny_models import GROUPED, LAYERS, TINY, _of, letters, tiny_tokenizer
 
 WINDOW, TOKENS, SIZES, REPLICATES, QUERIES, BATCH = 16, 4800, (8, 16, 40, 100), 5, 12, 37
@@ -485,13 +486,27 @@ def test_a_run_is_saved_and_read_back(text: str, tmp_path: Path) -> None:
         ProbeRun.load(read_run(tmp_path))
 
 
+def test_standard_errors_count_the_windows_that_another_seed_could_sample(text: str) -> None:
+    run = run_tiny(tiny("llama"), text)
+    windows = run.windows
+    for head, entry in zip(run.records, run.document()["heads"], strict=True):
+        for curve, part in ((head.curve, entry), (head.curve_without_sink, entry["without_sink"])):
+            unread = 1 - windows["pool"] / windows["count"]
+            assert curve.text_share == pytest.approx(unread / student_factor(3) ** 2)
+            variance = np.square(curve.text).sum(0)
+            assert part["text_stderr"] == pytest.approx(curve.error * np.sqrt(variance * (1 - curve.text_share)))
+            between_seeds = replace(curve, text=curve.text * np.sqrt(curve.text_share), text_share=1.0)
+            assert part["relative_output_error_stderr"] == pytest.approx(between_seeds.stderr)
+    assert run.curves["text_stderr"].max() > 0
+
+
 def test_every_head_has_what_the_contract_names(text: str) -> None:
     document = run_tiny(tiny("llama"), text).document()
     assert {"model", "corpus", "tokens", "heads", "seconds"} <= document.keys()
     assert {"model", "attention"} <= document["seconds"].keys()
     names = """layer head kv_head horizon horizon_one_sided coupling mean_tilt score_std n relative_output_error
-    relative_output_error_stderr rate rate_sharp effective_tokens top_weight entropy sink_mass pareto_k regime
-    tokens_for"""
+    relative_output_error_stderr text_stderr rate rate_sharp effective_tokens top_weight entropy sink_mass pareto_k
+    regime tokens_for"""
     for head in document["heads"]:
         assert set(names.split()) <= head.keys()
         assert head["tokens_for"].keys() == {"0.1", "0.05", "0.01"}

@@ -108,6 +108,20 @@ def test_scales_and_finite_pools_are_taken_out():
     moments = power_law().error_moments[0] * correction**2
     seen = ErrorCurve.of(SIZES, moments, finite_population_correction=correction)
     assert seen.error == pytest.approx(power_law().error)
+    by_replicate = ErrorCurve.of(SIZES, moments, finite_population_correction=np.tile(correction, (6, 1)))
+    for curve in (seen, by_replicate):  # the errors measured against the pool alone would give a rate of 0.66
+        assert (curve.rate.slope, curve.rate.constant) == pytest.approx((0.5, 3))
+        assert curve.local_slopes[0] == pytest.approx(np.full(len(SIZES) - 1, 0.5))
+
+
+def test_past_a_rising_end_a_curve_stays_level():
+    """Beyond the sizes a rising curve continues at the geometric mean of its last three errors: it does not grow."""
+    errors = np.array([0.4, 0.3, 0.25, 0.2, 0.20, 0.21, 0.23])
+    curve = ErrorCurve.of(SIZES, np.tile(errors**2, (6, 1)))
+    level = np.exp(np.log(errors[-3:]).mean())
+    assert curve.predict(4096)[0] == pytest.approx(0.23)
+    for n in (5000, 20_000, 40_960):
+        assert curve.predict(n) == pytest.approx([level] * 3)
 
 
 def test_what_a_curve_and_an_answer_print():

@@ -103,6 +103,15 @@ def test_evidence_is_calibrated_on_correlated_sizes():
     assert 0.7 < np.mean(misfits) < 1.1
 
 
+def test_the_misfit_is_calibrated_with_few_replicates():
+    """15 correlated Gaussian replicates at five sizes: χ² is 1 per degree of freedom, and 1.4 if not shrunk."""
+    rng, x, count = np.random.default_rng(6), np.log(SIZES[:5]), 15
+    mix = np.tril(np.ones((5, 5))) + np.eye(5)
+    draws = rng.standard_normal((4000, count, 5)) @ mix.T
+    misfits = [fit._misfit(x, rows.mean(0), np.cov(rows.T) / count, count) / 3 for rows in draws]
+    assert np.mean(misfits) == pytest.approx(1, abs=4 * np.std(misfits) / np.sqrt(len(draws)))
+
+
 def test_unusable_sizes_are_left_out():
     rng = np.random.default_rng(4)
     errors = SIZES**-0.5 * np.exp(rng.normal(scale=0.01, size=(30, len(SIZES))))

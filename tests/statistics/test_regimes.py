@@ -7,7 +7,7 @@ import pytest
 
 from limitlens.errors import Array, InputError
 from limitlens.probing.pilot import dilution_length, sink_share
-from limitlens.statistics.regimes import Regime, classify, effective_growth
+from limitlens.statistics.regimes import Regime, classify, effective_growth, resampled
 
 SIZES = np.array([256.0, 512, 1024, 2048, 4096])
 
@@ -77,6 +77,16 @@ def test_a_regime_has_a_reason_and_a_remedy() -> None:
     assert verdict.reason == "120 of 256 tokens share the mass, a number that grows like n^1.00"
     assert verdict.regime.remedy == Regime.AVERAGING.remedy
     assert len({regime.remedy for regime in Regime} | {regime.meaning for regime in Regime}) == 6
+
+
+@pytest.mark.parametrize(("regime", "count", "top"), [(Regime.AVERAGING, 65.0, 0.1), (Regime.FROZEN, 1.5, 0.51)])
+def test_clusters_of_unequal_sizes_count_by_their_queries(regime: Regime, count: float, top: float) -> None:
+    """All queries are alike and near a border (64 effective tokens, a weight of 1/2): every resample must agree."""
+    members = np.arange(1.0, 17.0)
+    tokens = count * (SIZES / SIZES[-1]) ** (0.9 if regime is Regime.AVERAGING else 0.1)
+    verdict = classify(tokens, SIZES, top)
+    found = resampled(verdict, (members[:, None] * tokens)[None], (members * top)[None], members, SIZES, seed=0)
+    assert (found.regime, found.agreement) == (regime, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,18 @@ def test_the_degrees_of_a_law_are_those_its_samples_show():
     assert clt.plug_in_degrees(Discrete([[1.0]]), [1.0], 1000) == np.inf
 
 
+@pytest.mark.parametrize(("weights", "tilt", "degrees"), [
+    ([0.8, 0.2], 0.3, 889), ([0.5, 0.25, 0.15, 0.07, 0.03], 0.1, 513), ([0.5, 0.25, 0.15, 0.07, 0.03], -0.7, 999),
+])  # fmt: skip
+def test_the_degrees_of_a_skewed_law_are_those_of_its_moments(weights, tilt, degrees):
+    """Steps 0, 1, 2, … with falling weights; the third cumulant with the wrong sign gives 999, 973 and 613."""
+    law, n = Discrete(np.arange(float(len(weights)))[:, None], weights), 1000
+    U = np.exp(tilt * law.points[:, 0]) * (law.points[:, 0] - law.grad_K(np.array([tilt]))[0])
+    exact = min(n - 1, 2 * n / (law.weights @ U**4 / (law.weights @ U**2) ** 2 - 1))
+    assert exact == pytest.approx(degrees, abs=0.5)
+    assert clt.plug_in_degrees(law, [tilt], n) == pytest.approx(exact, rel=1e-3)
+
+
 def test_observed_validity_uses_the_sample_alone():
     rng = np.random.default_rng(2)
     unseen = clt.plug_in(np.ones(50), np.ones((50, 1)))  # no token differs: the rare part was not drawn

@@ -13,7 +13,7 @@ from limitlens.sampling.workers import product, summed
 from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 from limitlens.theory import weight_nodes
 from limitlens.theory.curve import query_error
-from limitlens.theory.exact_bootstrap import pilot_errors
+from limitlens.theory.exact_bootstrap import HALVINGS, parts_of, pilot_errors
 
 M = 200
 RNG = np.random.default_rng(0)
@@ -79,6 +79,27 @@ def test_the_lightest_tokens_need_no_nodes_of_their_own(spread: float, monkeypat
         for own in fields(one):
             np.testing.assert_allclose(getattr(one, own.name), getattr(other, own.name), rtol=1e-5)
     assert asked[1] < asked[0] - 0.5 * spread
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_outputs_beside_an_atom_are_those_of_the_expected_sums(dtype: type) -> None:
+    """|g|² with g = (b v_a + n Σ W v/M)/(b + n Σ W/M), of all tokens and of each half of them."""
+    n, part = np.array([4, 30, 120]), parts_of(M)
+    bare, beside = pilot_errors(SCORES.astype(dtype), VALUES, n, ATOM)
+    own = np.exp(ATOM[0])[:, None]
+
+    def outputs(chosen: Array, atom: bool) -> Array:
+        weight = np.exp(SCORES[:, chosen])
+        sums, mass = weight @ VALUES[chosen] / chosen.sum(), weight.mean(1, keepdims=True)
+        g = [(atom * own * ATOM[1] + size * sums) / (atom * own + size * mass) for size in n]
+        return np.square(g).sum(-1).T
+
+    for atom, found in enumerate((bare, beside)):
+        assert found.output == pytest.approx(outputs(part >= 0, bool(atom)), rel=1e-5)
+        for halving, halves in enumerate(HALVINGS):
+            for side in (0, 1):
+                expected = outputs(halves[part] == side, bool(atom))
+                assert found.half_outputs[side, halving] == pytest.approx(expected, rel=1e-5)
 
 
 def test_halves_are_pilots_of_their_own() -> None:

@@ -22,11 +22,13 @@ from limitlens.probing.pilot import Layer, layer_sinks
 from limitlens.probing.predict import predict_pool
 from limitlens.probing.record import HeadRecord
 from limitlens.record import to_json
+from limitlens.statistics.bootstrap import student_factor
 from limitlens.statistics.critical_factor import critical_factors, critical_rows, some_rows, within
 from limitlens.statistics.error_curve import PredictedErrors
 from limitlens.statistics.estimators import members, norm_by_squaring
 from limitlens.statistics.regimes import classify, resampled
 from limitlens.statistics.tails import TailReport, check_tails, sorted_shape, tail_length
+from limitlens.theory.exact_bootstrap import BY_QUARTERS
 
 FLOOR_QUERIES = 4  # queries of a head whose outputs are computed again in float64, to measure rounding errors
 PRINCIPAL_AXES = 64  # principal axes of a layer's tokens along which their tails are tested, at most
@@ -278,8 +280,12 @@ def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
-def head_records(measured: Measured, causal: bool, window: int, seed: int) -> list[HeadRecord]:
-    """Records of the query heads of a measured layer, in order; `window` is the number of tokens per window of text."""
+def head_records(measured: Measured, causal: bool, window: int, unread: float, seed: int) -> list[HeadRecord]:
+    """Records of the query heads of a measured layer, in order.
+
+    `window` is the number of tokens per window of text, `unread` the share of windows that samples are not drawn from.
+    Standard errors count this share of the variance by windows, without Student's factor: it is one part of a sum.
+    """
     layer, curves, detail, geometry = measured.layer, measured.curves, measured.detail, measured.geometry
     sizes = np.rint(curves.counts.mean(0))
     known = {"floor": np.full(len(sizes), detail.floor.max()), "seed": seed}
@@ -295,7 +301,10 @@ def head_records(measured: Measured, causal: bool, window: int, seed: int) -> li
         sums = (detail.effective_sums[head], detail.top_sums[head], members)
         verdict = resampled(verdict, *sums, sizes, seed)
         sink = sinks[head] if sinks else None
-        predicted = [{"prediction": one, "text": one.text_shifts(sizes)} for one in measured.predictions[head]]
+        predicted = [
+            {"prediction": one, "text": one.text_shifts(sizes), "text_share": unread / student_factor(BY_QUARTERS) ** 2}
+            for one in measured.predictions[head]
+        ]
         noisy: dict[str, Any] = {"min_snr": MIN_SNR}
         extra = {"output": predicted[0], "atomic": predicted[-1], "mean": noisy, "covariance": noisy, "hardmax": noisy}
         found = {kind: curves.curve(kind, head, sizes, **known, **extra[kind]) for kind in curves.kinds}

@@ -332,6 +332,7 @@ class _Work:
         floor = 0.0
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
+        unread = 1 - self.assignment.seen / (self.windows.count * len(self.pilot.positions))
         measuring = time.perf_counter()
         short = self.memory is not None or self.loaded.model.device.type != "cpu"  # of memory
         list(self.workers(lambda collector: collector.settle(copy=short), self.collectors.values()))
@@ -344,7 +345,7 @@ class _Work:
 
         for measured in chain.from_iterable(self.workers(measure_group, range(len(left)))):
             layer, geometry = measured.layer, measured.geometry
-            heads += head_records(measured, causal, window, self.seed)
+            heads += head_records(measured, causal, window, unread, self.seed)
             if (tails := geometry.tails) is not None:
                 found = (tails.verdict, tails.variance_proxy, tails.pareto_norm)
                 layers.append(LayerRecord(layer.index, geometry.tokens, *found))

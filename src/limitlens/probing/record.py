@@ -215,6 +215,7 @@ def _curve_document(curve: ErrorCurve) -> dict[str, Any]:
     """JSON fields of one error curve of a head: errors, rate, and tokens needed for each error in `ERRORS`."""
     needed = {str(error): curve.tokens_for(error).document() for error in ERRORS}
     errors = error_columns("relative_output_error", curve)
+    errors |= {"text_stderr": curve.text_stderr} if curve.measured else {}
     return {**errors, "rate": curve.rate and curve.rate.document(), "tokens_for": needed}
 
 

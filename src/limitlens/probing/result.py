@@ -26,7 +26,7 @@ from limitlens.statistics.regimes import Regime
 STATES = "states.safetensors"
 CONTEXT = 32_768  # length of the context for which budgets (keys per head) of a causal model are given
 # Fields of `ErrorCurve` that a run folder holds as arrays.
-CURVE = ("error_moments", "outputs", "finite_population_correction", "floor", "text", "min_snr")
+CURVE = ("error_moments", "outputs", "finite_population_correction", "floor", "text", "text_share", "min_snr")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -175,7 +175,7 @@ class ProbeRun(Result):
         def table(head: HeadRecord) -> pd.DataFrame:
             found: dict[str, Any] = {"layer": head.layer, "head": head.head, "n": head.sizes}
             if self.measured:
-                found["effective_tokens"] = head.effective_tokens
+                found |= {"effective_tokens": head.effective_tokens, "text_stderr": head.curve.text_stderr}
             for name, curve in head.curves.items():
                 found |= error_columns(ERROR_NAMES[name], curve)
             found |= {} if head.sink is None else {"sink_share": head.sink.share}

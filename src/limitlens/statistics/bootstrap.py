@@ -49,7 +49,7 @@ class TwoWayBootstrap:
     outputs: Array  # (clusters, sizes): means of |limit|^moment, divided by their mean over clusters
     moment: int
     seed: int
-    text: Array  # (k, sizes): changes of log e by other windows of text, along k independent directions
+    text: Array  # (k, sizes): changes of log e by other windows of text that count, along k independent directions
 
     @property
     def counts(self) -> tuple[int, int]:

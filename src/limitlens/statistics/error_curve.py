@@ -132,6 +132,8 @@ class ErrorCurve:
     min_snr: float = 0.0  # an error below this many standard errors counts as noise: not fitted, not used for n(ε)
     seed: int = 0
     text: Array = field(default_factory=lambda: np.zeros((0, 1)))  # (k, sizes): shifts of log e by the choice of text
+    # share of the variance by `text` that other seeds on the same text show, because they sample other windows of it
+    text_share: float = 0.0
     prediction: PredictedErrors | None = None  # errors outside the sizes measured; without it, a power law
 
     @classmethod
@@ -175,7 +177,7 @@ class ErrorCurve:
     def _bootstrap(self) -> TwoWayBootstrap:
         error_moments = np.asarray(self.error_moments / self.finite_population_correction**self.moment)
         outputs = np.broadcast_to(self.outputs, (len(error_moments), len(self.sizes)))
-        text = np.broadcast_to(self.text, (len(self.text), len(self.sizes)))
+        text = math.sqrt(self.text_share) * np.broadcast_to(self.text, (len(self.text), len(self.sizes)))
         return TwoWayBootstrap(error_moments, outputs, self.moment, self.seed, text)
 
     @cached_property
@@ -187,10 +189,21 @@ class ErrorCurve:
 
     @cached_property
     def stderr(self) -> Array:
-        """Standard error of the error at each size, due to replicates, queries and windows of text: (sizes,)."""
+        """Standard error of the error at each size, (sizes,): how far runs on the same text with other seeds differ."""
         if not self.measured:
             return np.asarray(self.error * self._line[1][1:].std(0, ddof=1))
         return np.asarray(self.error * self._bootstrap.stderr)
+
+    @property
+    def for_other_text(self) -> Self:
+        """This curve with a `stderr`, `interval` and `rate` that also count the choice of the text's windows."""
+        return replace(self, text_share=1.0)
+
+    @property
+    def text_stderr(self) -> Array:
+        """Part of the standard error due to the choice of text, (sizes,), which `stderr` lacks; 0 if predicted."""
+        left = (1 - self.text_share) * np.square(self.text).sum(0)
+        return np.asarray(self.error * np.sqrt(np.broadcast_to(left, len(self.sizes))))
 
     @cached_property
     def interval(self) -> Array:
@@ -268,7 +281,8 @@ class ErrorCurve:
         y = np.log(np.maximum(self.error[kept], _TINY))
         if self.replicates < 2:
             return x, y[None]
-        return x, np.vstack((y, y - self._bootstrap.draws(wide=True)[:, kept]))
+        draws = self.for_other_text._bootstrap.draws(wide=True)  # n(ε) and extrapolations are for other text too
+        return x, np.vstack((y, y - draws[:, kept]))
 
     @cached_property
     def _extended(self) -> tuple[Array, Array]:

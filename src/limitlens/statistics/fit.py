@@ -91,13 +91,12 @@ def _line_weights(x: Array) -> Array:
 def _misfit(x: Array, y: Array, covariance: Array, count: int) -> float:
     """Misfit χ² of the best line through points (x, y), with a covariance of y estimated from `count` replicates.
 
-    The factor (count − 1)/(count − 2 − len(x)) by which such an estimate increases χ² is divided out. With too few
-    replicates, correlations are ignored.
+    The factor (count − 1)/(count − len(x)) by which such an estimate increases the mean of χ² (Hotelling, for the
+    len(x) − 2 dimensions that a line leaves) is divided out. With too few replicates, correlations are ignored.
     """
     points = len(x)
-    spare = count - 2 - points
-    shrink = spare / (count - 1)
-    if spare < points:
+    shrink = (count - points) / (count - 1)
+    if count - 2 - points < points:
         covariance, shrink = np.diag(np.diag(covariance)), 1.0
     root = np.linalg.cholesky(covariance + max(1e-12 * np.trace(covariance) / points, 1e-30) * np.eye(points))
     design = np.linalg.solve(root, np.stack((np.ones_like(x), x), 1))
