@@ -115,7 +115,7 @@ class Ground:
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
         self.names = {name: str(folder / name) for name in ("model", "missing", "empty", "folder", *SAVED)}
-        self.names |= {name: str(folder / f"{name}.npy") for name in ("tokens", "few")}
+        self.names |= {name: str(folder / f"{name}.npy") for name in ("tokens",)}
         self.names["text"] = letters(folder, spaces=4)
         rows = [f"{'xyz'[i % 2] * 40}\t{i % 2}" for i in range(16)]
         (folder / "labelled.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
@@ -124,7 +124,6 @@ class Ground:
             language_model().model.save_pretrained(folder / "model")
         language_model().tokenizer.save_pretrained(folder / "model")
         np.save(folder / "tokens.npy", np.random.default_rng(3).normal(size=(120, 3)))
-        np.save(folder / "few.npy", np.eye(3)[:1])
         (folder / "empty").touch()
         (folder / "folder").mkdir()
         (folder / "model.gguf").write_bytes(_gguf())
@@ -394,7 +393,7 @@ def arrays(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
         (np.savez if place.suffix == ".npz" else np.save)(file, array)
     if given["damage"]:
         place.write_bytes(draw(damaged(place.read_bytes())))
-    call = draw(st.sampled_from(("sample", "verdict", "keys")))
+    call = draw(st.sampled_from(("sample", "verdict")))
     return list(CALLS[call]), {"tokens": str(place)}
 
 

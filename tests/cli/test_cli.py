@@ -272,3 +272,9 @@ def test_a_run_is_resumed_with_another_number_of_threads(tmp_path):
         rows = Checkpoint(tmp_path, 1, resume=True).each({"job": "count"}, 4, make)
     assert made == [0, 1, "resumed", 2, 3]
     assert rows["value"].tolist() == [[0], [1], [2], [3]]
+
+
+def test_more_threads_than_a_machine_can_have_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "theory", "--n", "100", "--threads", "10000000000000000")
+    assert code == 2
+    assert "less than or equal to 1024" in err

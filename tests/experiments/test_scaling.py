@@ -178,8 +178,6 @@ def test_the_verdict_says_how_the_critical_scale_grows() -> None:
         (["--theta", "20000"], "less than n"),
         (["--law", "cauchy"], "'cauchy'"),
         (["--replicates", "1"], "replicates is 1"),
-        (["--keys", "keys.npy"], "expected both"),
-        (["--keys", "none.npy", "--queries", "none.npy"], "there is no file"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_two(

@@ -280,7 +280,7 @@ def test_texts_at_different_positions_are_refused() -> None:
 def test_an_intervention_takes_a_loaded_model_and_is_alone() -> None:
     loaded = LoadedModel("llama", TINY["llama"].model(), tiny_tokenizer(special=False))
     with ll.intervene(loaded, score_scale=2.0):
-        with pytest.raises(InputError, match="intervened in"), ll.intervene(loaded, score_scale=2.0):
+        with pytest.raises(InputError, match="captures it or intervenes in it"), ll.intervene(loaded, score_scale=2.0):
             pass
         assert len(captures(loaded.model, token_ids())[0]) == LAYERS
     told = pytest.raises(InputError, match="block that captures it or intervenes in it")

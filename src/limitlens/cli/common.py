@@ -32,7 +32,7 @@ SHARED: dict[str, tuple[Any, Any]] = {  # options that several commands have, wi
     "special": (Annotated[str, Option(metavar="auto|none|bos", help="Special tokens around each text.")], "auto"),
     "seed": (Annotated[int, Option(min=0, help="Seed of every random choice.")], 0),
     "device": (Annotated[str, Option(metavar="auto|cpu|cuda", help="Device that computes.")], "auto"),
-    "threads": (Annotated[int | None, Option(min=1, help="CPU threads; by default fewer on a busy machine.")], None),
+    "threads": (Annotated[int | None, Option(min=1, max=1024, help="CPU threads; by default fewer if busy.")], None),
     "precision": (Annotated[str, Option(metavar="fast|accurate|exact", help="GPU: 1e-3, 1e-6, float32.")], "accurate"),
     "memory": (Annotated[str | None, Option(metavar="SIZE", help="Most memory to use, such as 4GB.")], None),
     "ray": (Annotated[str | None, Option(metavar="auto|HOST:PORT", help="Run on a Ray cluster.")], None),
