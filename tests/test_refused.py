@@ -247,6 +247,8 @@ def curve() -> Any:
         (("result", "predicted", "output"), [1.0]),
         (("result", "seed"), [[1]]),
         (("result", "seed"), -1),
+        (("result", "warnings"), [7]),
+        (("result", "notes"), [7]),
         (("result", "n"), [50, 10, 200]),
         (("result", "floor"), {}),
         (("format",), 99),

@@ -73,6 +73,7 @@ class Trial(Result):
     documents: int
     rows: tuple[TrialRow, ...]  # the full cache first
     interrupted: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def ranked(self) -> list[TrialRow]:
@@ -121,6 +122,7 @@ class Trial(Result):
                     Table("Policies and allocations", columns, cells),
                 ])
             ],
+            warnings=self.warnings,
             trust=["An oracle uses the scores of later queries; no cache can follow it."],
         )  # fmt: skip
 
@@ -191,7 +193,8 @@ def trial(
     found = (checkpoint or Checkpoint()).each(job, len(order), document, **options)
     rows = _rows(made, list(tables), found["full"], found["cut"])
     read = len(found["full"])
-    return Trial(loaded.name, text, made.context, BEHIND, read, rows, interrupted=read < len(order))
+    about = loaded.name, text, made.context, BEHIND, read, rows
+    return Trial(*about, interrupted=read < len(order), warnings=tuple(windows.warnings))
 
 
 def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook]) -> dict[str, Array]:

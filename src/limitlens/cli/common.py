@@ -84,9 +84,9 @@ def command(
             arguments = wanted | {option: CONVERTED[option](wanted[option]) for option in wanted.keys() & CONVERTED}
             if any(one.name == "call" for one in declared):
                 arguments["call"] = call
-            if given.get("device", "auto") not in ("auto", "cpu") and "device" not in passed:
-                warning = f"--device {given['device']} was ignored: {call.info_name} computes on the CPU only"
-                warn([warning], given["quiet"])
+            ignored = given.get("device", "auto") not in ("auto", "cpu") and "device" not in passed
+            noted = [f"--device {given['device']} was ignored: {call.info_name} computes on the CPU only"] * ignored
+            warn(noted, given["quiet"])
             checkpoint = make_checkpoint(given["out"], given["checkpoint_every"], given["resume"]) if kept else None
             if kept:
                 arguments["checkpoint"] = checkpoint
@@ -96,7 +96,7 @@ def command(
                 with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
                     work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
                     result = work(**arguments, **({"progress": report} if title else {}))
-                made = record.provenance(name, call.params, started)
+                made = {**record.provenance(name, call.params, started), "warnings": noted}
                 result = replace(result, made={**made, "typed": shlex.join(["limitlens", *(call.obj or [name])])})
             show(call, result, name if given.get("plot") else None)
             if checkpoint is not None:
