@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import transformers
 import limitlens as ll
 from cache_cases import CONTEXT, language_model, measured, planned, text
 from limitlens.attention.policies import POLICIES
-from limitlens.cache import budgets
+from limitlens.cache import budgets, cut, trial
 from limitlens.cache.budgets import BEST, fisher_costs
 from limitlens.cache.cut import BEHIND, QUERIES, cut_windows, keys_below, measure_cut, window_order
 from limitlens.cache.plan import Plan, make_plan
@@ -128,6 +129,45 @@ def test_fisher_costs_predict_the_divergence_of_a_perturbed_head() -> None:
             ratios.append(np.mean(measured) / (found[layer, head] * 8 * scale**2))
     assert np.median(ratios) == pytest.approx(1, abs=0.15)
     assert 0.6 < min(ratios) <= max(ratios) < 1.7
+
+
+@pytest.mark.parametrize("at", [4, 5, 8])  # layers of a window: 3
+def test_ctrl_c_within_a_window_stops_at_once_and_keeps_whole_windows(
+    at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    layers, errors = 0, cut._layer_errors
+
+    def interrupting(*given: Any) -> Any:
+        nonlocal layers
+        layers += 1
+        if layers == at:
+            signal.raise_signal(signal.SIGINT)
+        return errors(*given)
+
+    monkeypatch.setattr(cut, "_layer_errors", interrupting)
+    options: dict[str, Any] = {"context": CONTEXT, "total": 0.5, "windows": (2, 2)}
+    with pytest.raises(KeyboardInterrupt):
+        ll.plan(language_model(), text(), checkpoint=ll.Checkpoint(tmp_path), **options)
+    assert layers == at
+    resumed = ll.plan(language_model(), text(), checkpoint=ll.Checkpoint(tmp_path, resume=True), **options)
+    assert layers == at + 3 * (4 - (at - 1) // 3)  # the windows that were not finished
+    assert resumed.document() == ll.plan(language_model(), text(), **options).document()
+
+
+def test_ctrl_c_within_a_document_of_a_trial_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings, intervene = 0, trial.intervene
+
+    def interrupting(*given: Any, **known: Any) -> Any:
+        nonlocal readings
+        readings += 1
+        if readings == 2 * 28 + 5:  # in the third document
+            signal.raise_signal(signal.SIGINT)
+        return intervene(*given, **known)
+
+    monkeypatch.setattr(trial, "intervene", interrupting)
+    found = ll.trial(planned(), documents=4, model=language_model(), corpus=text())
+    assert readings == 2 * 28 + 5
+    assert (found.interrupted, found.documents) == (True, 2)
 
 
 def test_one_window_that_checks_gives_no_standard_error() -> None:
