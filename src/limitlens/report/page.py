@@ -41,9 +41,9 @@ def page(view: View, made: Mapping[str, Any]) -> str:
     citation = Template(_asset("citation.bib")).substitute(version=version, year=year if year.isdigit() else "2026")
     parts = {
         "policy": policy, "title": escape(view.title), "subtitle": escape(view.subtitle), "style": _asset("page.css"),
-        "verdict": verdict, "above": above, "body": body, "trust": _trust(view, made), "provenance": _provenance(view, made),
-        "citation": escape(citation.strip()), "version": escape(version), "script": script,
-        "data": embedded({**data, "figures": figures}),
+        "verdict": verdict, "above": above, "body": body, "trust": _trust(view, made),
+        "provenance": _provenance(view, made), "citation": escape(citation.strip()), "version": escape(version),
+        "script": script, "data": embedded({**data, "figures": figures}),
     }  # fmt: skip
     return Template(_asset("page.html")).substitute(parts)
 

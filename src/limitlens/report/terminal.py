@@ -29,7 +29,7 @@ def show(view: View) -> None:
 
 
 def as_text(view: View, *, width: int | None = None, colour: bool = False) -> str:
-    """Text that shows a result with its warnings, wrapped to `width` columns (default: the terminal's); `colour` adds escape codes."""
+    """Text that shows a result and its warnings, in lines of `width` (the terminal's) or fewer; `colour` makes bold."""
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
     sheet = io.StringIO()
