@@ -160,13 +160,13 @@ def test_ctrl_c_within_a_document_of_a_trial_stops_at_once(monkeypatch: pytest.M
     def interrupting(*given: Any, **known: Any) -> Any:
         nonlocal readings
         readings += 1
-        if readings == 2 * 28 + 5:  # in the third document
+        if readings == 2 * 29 + 5:  # in the third document
             signal.raise_signal(signal.SIGINT)
         return intervene(*given, **known)
 
     monkeypatch.setattr(trial, "intervene", interrupting)
     found = ll.trial(planned(), documents=4, model=language_model(), corpus=text())
-    assert readings == 2 * 28 + 5
+    assert readings == 2 * 29 + 5
     assert (found.interrupted, found.documents) == (True, 2)
 
 
@@ -364,19 +364,23 @@ def test_a_trial_compares_rows_of_one_size() -> None:
     assert "letters.txt: 3 documents of 64 + 128 tokens" in str(tried)
     full, *cut = tried.rows
     assert {(row.policy, row.allocation) for row in cut} == {
-        *((name, allocation) for name in POLICIES for allocation in budgets.ALLOCATIONS), (BEST, "plan"),
+        *((name, allocation) for name in POLICIES for allocation in budgets.ALLOCATIONS),
+        (BEST, "uniform"), (BEST, "plan"),
     }  # fmt: skip
     assert (full.policy, full.share, full.kl, full.agreement, full.nll_increase) == (FULL, 1, 0, 1, 0)
     assert full.bytes == made.total.entries_without_plan * 64
     assert all(row.kl >= 0 and 0 <= row.agreement <= 1 and row.task == "text" for row in cut)
     assert all(row.nll_increase == pytest.approx(row.nll - full.nll) for row in cut)
     assert all(0.45 < row.share <= 0.51 and row.bytes == round(row.share * full.bytes) for row in cut)
-    assert all((row.kl_minus_uniform is None) == (row.allocation in ("uniform", "plan")) for row in cut)
+    assert all((row.kl_minus_uniform is None) == (row.allocation == "uniform") for row in cut)
     assert all((row.kl_minus_equal_error is None) == (row.allocation != "fisher_weighted") for row in cut)
     by_name = {(row.policy, row.allocation): row for row in cut}
     weighted, equal = (by_name["knorm", allocation] for allocation in ("fisher_weighted", "equal_error"))
     assert weighted.kl_minus_equal_error == pytest.approx(weighted.kl - equal.kl)
     assert weighted.stderr["kl_minus_equal_error"] > 0
+    own, even = by_name[BEST, "plan"], by_name[BEST, "uniform"]
+    assert own.kl_minus_uniform == pytest.approx(own.kl - even.kl)
+    assert f"uniform budgets: {own.kl_minus_uniform:+.4f} ± {own.stderr['kl_minus_uniform']:.4f} nats" in str(tried)
     (first, *_) = tried.document()["rows"]
     assert {"policy", "allocation", "task", "share", "bytes", "kl", "nll", "agreement", "stderr"} <= set(first)
     loaded, order = language_model(), window_order(windows(), made.seed)[:3]
@@ -384,6 +388,7 @@ def test_a_trial_compares_rows_of_one_size() -> None:
     for row, names, counts in (
         (by_name["expected", "fisher_weighted"], "expected", made.allocations["expected"]["fisher_weighted"]),
         (by_name[BEST, "plan"], made.policies, made.budgets),
+        (by_name[BEST, "uniform"], made.policies, made.allocations["recent"]["uniform"]),
     ):
         found = []
         for index in order:
@@ -470,3 +475,20 @@ def test_the_command_wants_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
     ll.trial(planned(), documents=2, model=language_model(), corpus=text()).save(tmp_path)
     with pytest.raises(InputError, match=r"holds a trial; .* which `limitlens plan MODEL --out` writes"):
         ll.trial(tmp_path)
+
+
+def test_a_plan_says_that_nothing_was_saved_and_records_what_was_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("limitlens.cache.plan.plan", lambda *given, **known: planned())
+    call = ["plan", "letters", "--total", "0.5", "--context", "64"]
+    told = {}
+    for name, more in (("bare", []), ("kept", ["--out", str(tmp_path)]), ("json", ["--json"]), ("quiet", ["--quiet"])):
+        with pytest.raises(SystemExit):
+            main([*call, *more])
+        told[name] = "Nothing was saved; --out DIR keeps the result." in capsys.readouterr().out
+    assert told == {"bare": True, "kept": False, "json": False, "quiet": False}
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["arguments"]["total"] == "0.5"
+    assert "error" not in record["arguments"]
+    assert record["typed"] == f"limitlens {' '.join(call)} --out {tmp_path}"
