@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import fields, replace
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import limitlens as ll
 from limitlens.loading import KINDS
 from limitlens.models import LoadedModel
 from limitlens.record import json_text
+from limitlens.report.text import sentence
 
 LINE = ll.Gaussian(0.0, 1.0)
 SIZES = [50, 100, 200, 400]
@@ -157,6 +160,29 @@ def test_results_print_and_show(kind: str) -> None:
     assert isinstance(result.table, pd.DataFrame)
     assert len(result.table) > 0
     json.loads(json_text(result.document()))
+
+
+@every_kind
+def test_every_warning_of_a_result_is_printed_and_on_its_page(kind: str, tmp_path: Path) -> None:
+    result, odd = made(kind), "the text was <odd>"
+    if "warnings" in {field.name for field in fields(result)}:
+        result = replace(result, warnings=(odd,))
+    elif kind == "theory":
+        result = replace(result, predicted={**result.predicted, "warnings": [odd]})
+    elif kind in ("horizons", "radii"):
+        result = replace(result, curves=(replace(result.curves[0], warnings=[odd]), *result.curves[1:]))
+    elif kind == "temper":
+        result, odd = replace(result, interrupted=True), "the run was interrupted"
+    else:
+        assert not hasattr(result, "warnings")
+        return
+    assert odd in " ".join(result.warnings)
+    assert f"warning: {sentence(odd).rstrip('.')}" in str(result)
+    assert escape(odd) in result._repr_html_()
+    result = replace(result, made={"warnings": ["--device was ignored"]})
+    page = result.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert escape(sentence(odd).rstrip(".")) in page
+    assert "--device was ignored" in page
 
 
 @every_kind

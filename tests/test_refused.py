@@ -247,6 +247,8 @@ def curve() -> Any:
         (("result", "predicted", "output"), [1.0]),
         (("result", "seed"), [[1]]),
         (("result", "seed"), -1),
+        (("result", "warnings"), [7]),
+        (("result", "notes"), [7]),
         (("result", "n"), [50, 10, 200]),
         (("result", "floor"), {}),
         (("format",), 99),
@@ -415,6 +417,45 @@ def test_the_command_line_names_its_option_yes(capsys: pytest.CaptureFixture[str
 )
 def test_natural_mistakes_are_one_sentence(call: Callable[[], Any], words: str) -> None:
     told(call, words)
+
+
+NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "mean": lambda x: ll.Gaussian(x, 1.0),
+    "head": lambda x: ll.Head(x),
+    "radius": lambda x: ll.Sphere(2, x),
+    "query": lambda x: ll.limit(LINE, HEAD, x),
+    "tokens": lambda x: ll.attend(x, HEAD, [[1.0]]),
+    "spectrum": lambda x: ll.designed_head(LINE, 1.0, spectrum=x),
+    "sizes": lambda x: ll.study(LINE, HEAD, x),
+    "horizons": lambda x: ll.sweep(LINE, horizons=x),
+    "replicates": lambda x: ll.hardmax([10, 20], replicates=x),
+    "degrees": lambda x: ll.tails(law="student", degrees=x),
+    "n": lambda x: ll.scaling(n=x),
+    "beta": lambda x: ll.theory.theta(100, x, ll.theory.uniform(5)),
+    "keys": lambda x: ll.heat_flow(n=x),
+    "memory": lambda x: ll.study(LINE, HEAD, [10, 20], queries=8, memory=x),
+    "scale": lambda x: ll.theory.hardmax_finite(100, x),
+    "participation": ll.theory.regime,
+    "law": lambda x: ll.theory.theta(100, 10.0, x),
+    "points": ll.theory.participation,
+}
+
+
+@pytest.mark.parametrize(
+    "value", [1j, np.array([1 + 1j]), 10**400, -(10**400), "x", {}], ids=lambda value: str(value)[:9]
+)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_real_number_is_refused(name: str, value: Any) -> None:
+    told(lambda: NUMBERS[name](value), ";")
+
+
+def test_the_limit_that_a_number_exceeds_is_said() -> None:
+    told(lambda: ll.theory.hardmax_finite(1e300), "n is 1e+300; expected a number of tokens of at least 2, and less")
+    told(lambda: ll.theory.hardmax_finite(10**400), "n is inf; expected a number of tokens of at least 2, and less")
+    told(lambda: ll.theory.summary(LINE, 1e300, 100), "usual size, and less than 1e+100")
+    keys = ll.theory.KeyPoints(ll.theory.uniform(5), 100, 10.0)
+    told(lambda: ll.theory.top_cdf([0.5], keys), "points is a KeyPoints; expected the scaling limit")
+    told(lambda: ll.Head(torch.tensor([[1j]])), "they are complex")
 
 
 class Own:

@@ -1,5 +1,6 @@
 """Exception for bad input (`InputError`), and checks of arguments that raise it."""
 
+import math
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -20,11 +21,15 @@ class InputError(ValueError):
 def as_array(name: str, value: ArrayLike | Any, *, ndim: int | tuple[int, ...] | None = None) -> Array:
     """Convert numbers, sequences or tensors to a float64 array; an `InputError` about `name` if one is not finite."""
     if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
-        value = value.detach().cpu().double().numpy()
+        value = value.detach().cpu()
+        value = (value if value.is_complex() else value.double()).numpy()
     try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name} could not be read as numbers ({error}); give a numeric array") from None
+        given = np.asarray(value)
+        if given.dtype.kind == "c":
+            raise TypeError("they are complex")
+        array = given.astype(np.float64, copy=False)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{name} could not be read as numbers ({error}); give real numbers") from None
     if ndim is not None:
         allowed = (ndim,) if isinstance(ndim, int) else ndim
         if array.ndim not in allowed:
@@ -40,13 +45,23 @@ def check_number(
     name: str, value: float, expected: str, *, low: float = 0.0, closed: bool = True, below: float = LARGEST
 ) -> float:
     """Return `value` as a float if low ≤ value < below (low < value unless `closed`); else raise an `InputError`."""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    check_kind(name, value, Real, expected)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the range of floating point
+        number = math.inf if value > 0 else -math.inf
+    if not (low < number < below or (closed and number == low)):
+        limit = f", and less than {LARGEST:g}" if below == LARGEST and number >= below else ""
+        raise InputError(f"{name} is {number:g}; expected {expected}{limit}")
+    if not closed and 0 < abs(number) < 1 / LARGEST:  # a range that includes 0 may come near it
+        raise InputError(f"{name} is {number:g}; expected {expected}, and not so close to 0")
+    return number
+
+
+def check_kind(name: str, value: Any, kinds: Any, expected: str) -> None:
+    """Raise an `InputError` unless `value` is an object of a class `kinds` (or one of them); a bool is no number."""
+    if not isinstance(value, kinds) or isinstance(value, bool):
         raise InputError(f"{name} is {_shown(value)}; expected {expected}")
-    if not (low < value < below or (closed and value == low)):
-        raise InputError(f"{name} is {value:g}; expected {expected}")
-    if not closed and 0 < abs(value) < 1 / LARGEST:  # a range that includes 0 may come near it
-        raise InputError(f"{name} is {value:g}; expected {expected}, and not so close to 0")
-    return float(value)
 
 
 def check_seed(seed: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import transformers
 import limitlens as ll
 from cache_cases import CONTEXT, language_model, measured, planned, text
 from limitlens.attention.policies import POLICIES
-from limitlens.cache import budgets
+from limitlens.cache import budgets, cut, trial
 from limitlens.cache.budgets import BEST, fisher_costs
 from limitlens.cache.cut import BEHIND, QUERIES, cut_windows, keys_below, measure_cut, window_order
 from limitlens.cache.plan import Plan, make_plan
@@ -128,6 +129,45 @@ def test_fisher_costs_predict_the_divergence_of_a_perturbed_head() -> None:
             ratios.append(np.mean(measured) / (found[layer, head] * 8 * scale**2))
     assert np.median(ratios) == pytest.approx(1, abs=0.15)
     assert 0.6 < min(ratios) <= max(ratios) < 1.7
+
+
+@pytest.mark.parametrize("at", [4, 5, 8])  # layers of a window: 3
+def test_ctrl_c_within_a_window_stops_at_once_and_keeps_whole_windows(
+    at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    layers, errors = 0, cut._layer_errors
+
+    def interrupting(*given: Any) -> Any:
+        nonlocal layers
+        layers += 1
+        if layers == at:
+            signal.raise_signal(signal.SIGINT)
+        return errors(*given)
+
+    monkeypatch.setattr(cut, "_layer_errors", interrupting)
+    options: dict[str, Any] = {"context": CONTEXT, "total": 0.5, "windows": (2, 2)}
+    with pytest.raises(KeyboardInterrupt):
+        ll.plan(language_model(), text(), checkpoint=ll.Checkpoint(tmp_path), **options)
+    assert layers == at
+    resumed = ll.plan(language_model(), text(), checkpoint=ll.Checkpoint(tmp_path, resume=True), **options)
+    assert layers == at + 3 * (4 - (at - 1) // 3)  # the windows that were not finished
+    assert resumed.document() == ll.plan(language_model(), text(), **options).document()
+
+
+def test_ctrl_c_within_a_document_of_a_trial_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings, intervene = 0, trial.intervene
+
+    def interrupting(*given: Any, **known: Any) -> Any:
+        nonlocal readings
+        readings += 1
+        if readings == 2 * 29 + 5:  # in the third document
+            signal.raise_signal(signal.SIGINT)
+        return intervene(*given, **known)
+
+    monkeypatch.setattr(trial, "intervene", interrupting)
+    found = ll.trial(planned(), documents=4, model=language_model(), corpus=text())
+    assert readings == 2 * 29 + 5
+    assert (found.interrupted, found.documents) == (True, 2)
 
 
 def test_one_window_that_checks_gives_no_standard_error() -> None:
@@ -324,19 +364,23 @@ def test_a_trial_compares_rows_of_one_size() -> None:
     assert "letters.txt: 3 documents of 64 + 128 tokens" in str(tried)
     full, *cut = tried.rows
     assert {(row.policy, row.allocation) for row in cut} == {
-        *((name, allocation) for name in POLICIES for allocation in budgets.ALLOCATIONS), (BEST, "plan"),
+        *((name, allocation) for name in POLICIES for allocation in budgets.ALLOCATIONS),
+        (BEST, "uniform"), (BEST, "plan"),
     }  # fmt: skip
     assert (full.policy, full.share, full.kl, full.agreement, full.nll_increase) == (FULL, 1, 0, 1, 0)
     assert full.bytes == made.total.entries_without_plan * 64
     assert all(row.kl >= 0 and 0 <= row.agreement <= 1 and row.task == "text" for row in cut)
     assert all(row.nll_increase == pytest.approx(row.nll - full.nll) for row in cut)
     assert all(0.45 < row.share <= 0.51 and row.bytes == round(row.share * full.bytes) for row in cut)
-    assert all((row.kl_minus_uniform is None) == (row.allocation in ("uniform", "plan")) for row in cut)
+    assert all((row.kl_minus_uniform is None) == (row.allocation == "uniform") for row in cut)
     assert all((row.kl_minus_equal_error is None) == (row.allocation != "fisher_weighted") for row in cut)
     by_name = {(row.policy, row.allocation): row for row in cut}
     weighted, equal = (by_name["knorm", allocation] for allocation in ("fisher_weighted", "equal_error"))
     assert weighted.kl_minus_equal_error == pytest.approx(weighted.kl - equal.kl)
     assert weighted.stderr["kl_minus_equal_error"] > 0
+    own, even = by_name[BEST, "plan"], by_name[BEST, "uniform"]
+    assert own.kl_minus_uniform == pytest.approx(own.kl - even.kl)
+    assert f"uniform budgets: {own.kl_minus_uniform:+.4f} ± {own.stderr['kl_minus_uniform']:.4f} nats" in str(tried)
     (first, *_) = tried.document()["rows"]
     assert {"policy", "allocation", "task", "share", "bytes", "kl", "nll", "agreement", "stderr"} <= set(first)
     loaded, order = language_model(), window_order(windows(), made.seed)[:3]
@@ -344,6 +388,7 @@ def test_a_trial_compares_rows_of_one_size() -> None:
     for row, names, counts in (
         (by_name["expected", "fisher_weighted"], "expected", made.allocations["expected"]["fisher_weighted"]),
         (by_name[BEST, "plan"], made.policies, made.budgets),
+        (by_name[BEST, "uniform"], made.policies, made.allocations["recent"]["uniform"]),
     ):
         found = []
         for index in order:
@@ -430,3 +475,20 @@ def test_the_command_wants_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
     ll.trial(planned(), documents=2, model=language_model(), corpus=text()).save(tmp_path)
     with pytest.raises(InputError, match=r"holds a trial; .* which `limitlens plan MODEL --out` writes"):
         ll.trial(tmp_path)
+
+
+def test_a_plan_says_that_nothing_was_saved_and_records_what_was_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("limitlens.cache.plan.plan", lambda *given, **known: planned())
+    call = ["plan", "letters", "--total", "0.5", "--context", "64"]
+    told = {}
+    for name, more in (("bare", []), ("kept", ["--out", str(tmp_path)]), ("json", ["--json"]), ("quiet", ["--quiet"])):
+        with pytest.raises(SystemExit):
+            main([*call, *more])
+        told[name] = "Nothing was saved; --out DIR keeps the result." in capsys.readouterr().out
+    assert told == {"bare": True, "kept": False, "json": False, "quiet": False}
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["arguments"]["total"] == "0.5"
+    assert "error" not in record["arguments"]
+    assert record["typed"] == f"limitlens {' '.join(call)} --out {tmp_path}"

@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from limitlens.attention.head import Head
+from limitlens.cli import main
 from limitlens.cli.laws import hardmax, tails, theory
 from limitlens.errors import InputError
 from limitlens.measures import Gaussian, GaussianMixture, Sphere
@@ -208,3 +209,14 @@ def test_predicted_curve_lies_on_the_measured_one():
 def test_bad_input_is_refused_in_one_sentence(arguments):
     with pytest.raises(InputError, match="expected"):
         run(*arguments)
+
+
+def test_a_bound_beyond_the_range_of_floats_is_shown_as_a_power_of_ten(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["theory", "--dim", "2", "--horizon", "2", "--radius", "40", "--n", "10000"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "uniform_exponential" in line]
+    power = 40**2 * 4 / np.log(10)  # e^{R²‖Σ^{1/2}A‖²}, here H = 2
+    superscript = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+    for exponent in (power, power - 2, 2 * power):  # the constant, at n = 10⁴, and the n at which it is 1
+        assert f"10{str(round(exponent)).translate(superscript)}" in line
+    assert "∞" not in line

@@ -227,6 +227,25 @@ def test_ctrl_c_keeps_what_was_finished() -> None:
     assert "interrupted" in found.warnings[0]
 
 
+@pytest.mark.parametrize(("at", "steps"), [(3, [0]), (4, [1]), (5, [1]), (6, [1, 0]), (7, [1, 1])])
+def test_ctrl_c_drops_the_step_under_way(at: int, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readings: one at the start, and check, step, check of each fit. Nothing is read after the signal."""
+    read, losses = 0, Reader.losses
+
+    def interrupting(self: Reader, *given: Any) -> Any:
+        nonlocal read
+        read += 1
+        if read == at:
+            signal.raise_signal(signal.SIGINT)
+        return losses(self, *given)
+
+    monkeypatch.setattr(Reader, "losses", interrupting)
+    found = temper(decoder(), TO, text(), retrieval_weight=(0.0, 0.2), documents=2, steps=1)
+    assert read == at
+    assert found.interrupted
+    assert [len(fit.steps) for fit in found.fits.values()] == steps
+
+
 def test_ctrl_c_between_documents_keeps_whole_ones() -> None:
     def interrupting(done: float, total: float) -> None:
         if done == total - 1:

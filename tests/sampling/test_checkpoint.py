@@ -20,9 +20,10 @@ from safetensors import safe_open
 import limitlens as ll
 from kill_cases import JOBS, LINE, model, probe, study, text, told
 from limitlens.cli import common, main
+from limitlens.experiments.uniform import _Ascent
 from limitlens.models import LoadedModel
 from limitlens.sampling import checkpoint as module
-from limitlens.sampling.interrupt import Interrupt, held_interrupt
+from limitlens.sampling.interrupt import Interrupt, StopNow, held_interrupt
 
 NEWEST, BEFORE = module.NEWEST, module.BEFORE
 
@@ -217,6 +218,79 @@ def test_the_second_signal_stops_at_once() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def signals(at: dict[str, list[int]]) -> Any:
+    """A function that counts its calls by name, and raises SIGINT in the calls that are listed."""
+    counts: dict[str, int] = {}
+
+    def pressed(name: str) -> int:
+        counts[name] = counts.get(name, 0) + 1
+        for _ in range(at.get(name, []).count(counts[name])):
+            signal.raise_signal(signal.SIGINT)
+        return counts[name]
+
+    return counts, pressed
+
+
+def test_a_signal_drops_the_unit_under_way_and_keeps_the_finished_ones(tmp_path: Path) -> None:
+    counts, pressed = signals({"part": [8]})
+
+    def unit(k: int) -> dict[str, Any]:
+        return {"found": np.array([pressed("part") for _ in range(3)])}
+
+    kept = ll.Checkpoint(tmp_path)
+    assert kept.each({"job": "units"}, 5, unit, fewest=2)["found"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert counts == {"part": 8}  # nothing ran after the signal
+    again = ll.Checkpoint(tmp_path, resume=True).each({"job": "units"}, 5, unit)
+    assert again["found"].tolist() == [[1, 2, 3], [4, 5, 6], [9, 10, 11], [12, 13, 14], [15, 16, 17]]
+    counts, pressed = signals({"part": [1]})
+    with pytest.raises(KeyboardInterrupt):  # before any unit is finished
+        ll.Checkpoint().each({"job": "units"}, 5, unit, fewest=1)
+    assert counts == {"part": 1}
+
+
+def test_a_second_signal_keeps_nothing(tmp_path: Path) -> None:
+    def unit(k: int) -> dict[str, Any]:
+        return {"found": np.zeros(1)}
+
+    def twice(done: float, total: float) -> None:
+        if done == 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(StopNow):
+        ll.Checkpoint(tmp_path).each({"job": "units"}, 5, unit, fewest=2, progress=twice)
+    assert list(tmp_path.iterdir()) == []
+    options: dict[str, Any] = {"sizes": [10, 20], "replicates": 8, "queries": 8}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("limitlens.experiments.study_pass.CHUNK_FLOATS", 1)
+        with pytest.raises(StopNow):
+            ll.study(LINE, ll.Head(0.5), progress=twice, checkpoint=ll.Checkpoint(tmp_path), **options)
+        second = lambda done, total: twice(3, total) if done > 1 else None  # noqa: E731 - study of a sweep
+        with pytest.raises(StopNow):
+            ll.sweep(LINE, horizons=[0.5, 1.0], progress=second, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_drops_the_search_for_the_largest_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, pressed = signals({"climb": [7]})
+    climb = _Ascent.climb
+
+    def counted(self: Any, *given: Any) -> Any:
+        pressed("climb")
+        return climb(self, *given)
+
+    monkeypatch.setattr("limitlens.experiments.study_pass.CHUNK_FLOATS", 1)
+    monkeypatch.setattr(_Ascent, "climb", counted)
+    options: dict[str, Any] = {"sizes": [10, 20], "replicates": 5, "queries": 8, "radius": 1.0}
+    curve = ll.study(LINE, ll.Head(0.5), checkpoint=ll.Checkpoint(tmp_path), **options)
+    assert counts == {"climb": 7}
+    assert curve.interrupted
+    assert curve.replicates == 3  # two sizes each; the fourth was dropped
+    resumed = ll.study(LINE, ll.Head(0.5), checkpoint=ll.Checkpoint(tmp_path, resume=True), **options)
+    whole = ll.study(LINE, ll.Head(0.5), **options)
+    assert told(resumed) == told(whole)
 
 
 OPTIONS = ["study", "--sizes", "50,5000", "--replicates", "6", "--queries", "32", "--json"]

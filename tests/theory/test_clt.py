@@ -208,7 +208,9 @@ def test_uniform_constants():
     assert gaussian.prediction.value == pytest.approx(np.sqrt(10 * np.exp(9)))
     assert gaussian.useful_from == pytest.approx(10 * np.exp(9))
     assert gaussian.at(gaussian.useful_from) == pytest.approx(1)
-    assert bounds.uniform_exponential(100.0, 10.0).useful_from == np.inf
+    beyond = bounds.uniform_exponential(100.0, 10.0)
+    assert beyond.prediction.value == beyond.at(100) == beyond.useful_from == np.inf
+    assert beyond.log_constant == pytest.approx(1e6)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 6])

@@ -29,7 +29,7 @@ def attend_state(
     """Attention of query tokens x (m, d) over tokens (n, d), as a mergeable `State`; `times` multiplies the scores."""
     head = as_head(head)
     dtype = torch.float64 if precise else torch.float32
-    if getattr(tokens, "ndim", 2) != 2 or len(tokens) == 0:
+    if getattr(tokens, "ndim", 2) != 2 or not hasattr(tokens, "__len__") or len(tokens) == 0:
         raise InputError(f"tokens have shape {np.shape(tokens)}; expected (n, {head.dim}) with at least one row")
     points = head.check_tokens("x", x)
     if points.ndim != 2:

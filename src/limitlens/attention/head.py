@@ -164,7 +164,7 @@ def designed_head(
     shapes = {"flat": np.ones(dim), "1/k": 1 / np.arange(1, dim + 1)}
     if isinstance(spectrum, str) and spectrum not in shapes:
         raise InputError(f"the spectrum is {spectrum!r}; expected flat, 1/k or {dim} numbers")
-    shape = shapes[spectrum] if isinstance(spectrum, str) else np.asarray(spectrum, dtype=np.float64)
+    shape = shapes[spectrum] if isinstance(spectrum, str) else as_array("the spectrum", spectrum)
     if shape.shape != (dim,) or not np.isfinite(shape).all() or (shape < 0).any() or not shape.any():
         wanted = f"{dim} finite numbers >= 0, not all zero, one for each dimension"
         raise InputError(f"the spectrum of A has {shape.size} entries; expected {wanted}")

@@ -158,6 +158,7 @@ class Plan(Result):
                              height=340),
                 ]),
             ],
+            warnings=self.warnings,
             trust=trust,
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
 from limitlens.cache.budgets import BEST, FULL, policy_label
 from limitlens.cache.cut import BEHIND, cut_windows, window_order
-from limitlens.cache.plan import Plan
+from limitlens.cache.plan import Plan, Rows
 from limitlens.cost import check_cost, forward_cost
 from limitlens.errors import Array, InputError, Progress, check_number
 from limitlens.estimate import Estimate
@@ -52,7 +52,7 @@ class TrialRow:
     agreement: float  # share of tokens whose most likely successor is the same
     nll: float  # negative log-likelihood of the text, nats a token
     nll_increase: float  # nll minus that of the full cache
-    kl_minus_uniform: float | None  # difference from the uniform allocation of the same policy
+    kl_minus_uniform: float | None  # paired difference from uniform budgets with the same policy (of each head)
     kl_minus_equal_error: float | None  # difference from the equal-error allocation of the same policy
     stderr: Mapping[str, float]  # standard errors by field name
 
@@ -73,6 +73,7 @@ class Trial(Result):
     documents: int
     rows: tuple[TrialRow, ...]  # the full cache first
     interrupted: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def ranked(self) -> list[TrialRow]:
@@ -112,7 +113,7 @@ class Trial(Result):
             verdict=(
                 f"With {share:.1%} of the cache of {self.context:,} tokens, {self.model} predicts {self.behind} more "
                 f"tokens of {self.documents} documents; its perplexity with the full cache is {perplexity:.2f}.",
-                self._best(),
+                f"{self._best()}{self._own()}",
                 "Use per-head budgets only if their gain exceeds two standard errors.",
             ),
             sections=[
@@ -121,6 +122,7 @@ class Trial(Result):
                     Table("Policies and allocations", columns, cells),
                 ])
             ],
+            warnings=self.warnings,
             trust=["An oracle uses the scores of later queries; no cache can follow it."],
         )  # fmt: skip
 
@@ -135,6 +137,14 @@ class Trial(Result):
         clear = "more" if gain < -2 * stderr else "no more"
         return f"{text}; {-gain:.4f} ± {stderr:.4f} less than with uniform budgets, {clear} than two standard errors."
 
+    def _own(self) -> str:
+        """Sentence on the plan's own row: its KL against the same policies with equal key counts per head."""
+        for row in self.rows:
+            if row.allocation == OWN and row.kl_minus_uniform is not None:
+                gain = f"{row.kl_minus_uniform:+.4f} ± {row.stderr['kl_minus_uniform']:.4f} nats"
+                return f" KL of the plan minus that of its policies with uniform budgets: {gain}."
+        return ""
+
 
 def trial(
     plan: Plan | str | Path, *, documents: int = DOCUMENTS, corpus: str | None = None,
@@ -148,7 +158,7 @@ def trial(
 
     >>> made = ll.plan(model, text, total=0.5, context=64, windows=(2, 2))
     >>> len(ll.trial(made, documents=2, model=model).rows)
-    29
+    30
     """
     check_number("documents", documents, "at least 2, for the standard errors", low=2)
     made: Plan = read_run(plan).result(Plan) if isinstance(plan, str | Path) else plan
@@ -175,7 +185,9 @@ def trial(
         for name, allocations in made.allocations.items()
         for allocation, budgets in allocations.items()
     }
-    tables[made.policy, OWN] = filled(made.policies, "recent"), filled(made.budgets, 0)
+    policies = filled(made.policies, "recent")
+    tables.setdefault((made.policy, "uniform"), (policies, filled(_uniform(made), 0)))  # baseline of the plan
+    tables[made.policy, OWN] = policies, filled(made.budgets, 0)
 
     tokens = float(len(order) * (made.context + (1 + len(tables)) * BEHIND))
     check_cost("the trial", *forward_cost(loaded.model, tokens, windows.length), yes=True)
@@ -191,7 +203,8 @@ def trial(
     found = (checkpoint or Checkpoint()).each(job, len(order), document, **options)
     rows = _rows(made, list(tables), found["full"], found["cut"])
     read = len(found["full"])
-    return Trial(loaded.name, text, made.context, BEHIND, read, rows, interrupted=read < len(order))
+    about = loaded.name, text, made.context, BEHIND, read, rows
+    return Trial(*about, interrupted=read < len(order), warnings=tuple(windows.warnings))
 
 
 def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook]) -> dict[str, Array]:
@@ -238,13 +251,19 @@ def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> 
     for place, (policy, allocation) in enumerate(names):
         _, agreement, nll = cut[:, place].T
         numbers = {"kl": kl[policy, allocation], "agreement": agreement, "nll": nll, "nll_increase": nll - full}
-        if allocation in ("equal_error", "fisher_weighted"):
+        if allocation != "uniform":
             numbers["kl_minus_uniform"] = numbers["kl"] - kl[policy, "uniform"]
         if allocation == "fisher_weighted":
             numbers["kl_minus_equal_error"] = numbers["kl"] - kl[policy, "equal_error"]
-        budgets = plan.budgets if allocation == OWN else plan.allocations[policy][allocation]
+        uniform = _uniform(plan) if policy == BEST else ()
+        budgets = plan.budgets if allocation == OWN else uniform or plan.allocations[policy][allocation]
         rows.append(row(policy, allocation, sum(map(sum, budgets)), **numbers))
     return tuple(rows)
+
+
+def _uniform(plan: Plan) -> Rows:
+    """Equal numbers of keys for all key/value heads at the plan's cache size, which are the same for every policy."""
+    return next(iter(plan.allocations.values()))["uniform"]
 
 
 def _allocation(name: str) -> str:

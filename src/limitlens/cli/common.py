@@ -84,9 +84,10 @@ def command(
             arguments = wanted | {option: CONVERTED[option](wanted[option]) for option in wanted.keys() & CONVERTED}
             if any(one.name == "call" for one in declared):
                 arguments["call"] = call
-            if given.get("device", "auto") not in ("auto", "cpu") and "device" not in passed:
-                warning = f"--device {given['device']} was ignored: {call.info_name} computes on the CPU only"
-                warn([warning], given["quiet"])
+            ignored = given.get("device", "auto") not in ("auto", "cpu") and "device" not in passed
+            noted = [f"--device {given['device']} was ignored: {call.info_name} computes on the CPU only"] * ignored
+            warn(noted, given["quiet"])
+            chosen = {option: value for option, value in call.params.items() if value is not None}
             checkpoint = make_checkpoint(given["out"], given["checkpoint_every"], given["resume"]) if kept else None
             if kept:
                 arguments["checkpoint"] = checkpoint
@@ -96,7 +97,7 @@ def command(
                 with progress(title.format(**given), given["quiet"], unit) if title else nullcontext() as report:
                     work = getattr(import_module(f"limitlens.{runs}"), name) if runs else function
                     result = work(**arguments, **({"progress": report} if title else {}))
-                made = record.provenance(name, call.params, started)
+                made = {**record.provenance(name, chosen, started), "warnings": noted}
                 result = replace(result, made={**made, "typed": shlex.join(["limitlens", *(call.obj or [name])])})
             show(call, result, name if given.get("plot") else None)
             if checkpoint is not None:
@@ -213,6 +214,8 @@ def show(context: typer.Context, result: Result, plot: str | None) -> None:
         print_json(result.document())
     else:
         terminal.show(result.view())
+        if out is None and context.info_name in ("plan", "trial") and not context.params["quiet"]:
+            print("\nNothing was saved; --out DIR keeps the result.")
     warn(getattr(result, "warnings", ()), context.params["quiet"])
     if getattr(result, "interrupted", False):
         raise typer.Exit(130)

@@ -281,8 +281,7 @@ def _replicate_means(
 def _check(sizes: tuple[int, ...], replicates: int) -> None:
     if Cells(sizes).sizes[0] < 2:
         raise InputError(f"sizes are {list(sizes)}; expected numbers of tokens from 2 on")
-    if replicates < 2:
-        raise InputError(f"replicates is {replicates}; expected at least 2, since error bars come from their scatter")
+    check_number("replicates", replicates, "at least 2, since error bars come from their scatter", low=2)
 
 
 def grid_outputs(signed_horizon: float, n: int, replicates: int, seed: int) -> tuple[Array, Array, Array]:

@@ -124,9 +124,10 @@ def heat_flow(
     check_number("amplitude", amplitude, "a density 1 + amplitude · cos θ, so 1e-9 to 1", low=1e-9, below=1 + 1e-9)
     check_number("layers", layers, "at least 1", low=1)
     n = check_count(n)
+    flow = heat.ZonalFlow(dim, beta, degree)
     seconds = TOKEN_SECONDS * n + LAYER_SECONDS * layers
     check_cost("the flow", seconds=seconds, memory=8.0 * (dim + 64) * n + 64.0 * layers, yes=yes)
-    modes = heat.ZonalFlow(dim, beta, degree).layers([amplitude], layers)
+    modes = flow.layers([amplitude], layers)
     rng = np.random.default_rng(seed)
     time = layers / beta
     visible_until = heat.visible_until(n, dim, amplitude)

@@ -115,6 +115,7 @@ def tails(
     grid = parse_grid(tilts, "tilts")
     check_seed(seed)
     check_number("replicates", replicates, "at least 2, for the error bars", low=2)
+    check_number("degrees", degrees, "0.1 degrees of freedom or more", low=0.1)
     cost = (TOKEN_SECONDS * replicates * sum(counts) * len(grid), 64.0 * max(counts[-1], replicates))
     check_cost("tails", *cost, remedy="ask for smaller sizes, or fewer replicates or tilts")
     attend = partial(heavy_curve, law, sizes=counts, degrees=degrees, replicates=replicates, seed=seed)

@@ -169,9 +169,9 @@ def scaling(
     """
     check_seed(seed)
     gap_law = sphere_law(law, dim, concentration=concentration, cosine=cosine, power=power)
-    drawn = weight_samples.check_replicates(replicates) * min(n, MOST_DRAWN)
-    check_cost("scaling", seconds=KEY_SECONDS * drawn, memory=200.0 * replicates, yes=yes)
     count = weight_samples.check_count(n)
+    drawn = weight_samples.check_replicates(replicates) * min(count, MOST_DRAWN)
+    check_cost("scaling", seconds=KEY_SECONDS * drawn, memory=200.0 * replicates, yes=yes)
     return scaling_limits(gap_law, count, theta, beta, replicates=replicates, seed=seed)
 
 
@@ -197,7 +197,7 @@ def scaling_limits(
     Give the inverse temperature `beta`, or the effective number of keys `theta` (1 by default).
     """
     check_one_scale(theta, beta)
-    beta = control.critical_beta(n, law, 1.0 if theta is None else theta) if beta is None else float(beta)
+    beta = control.critical_beta(n, law, 1.0 if theta is None else theta) if beta is None else control.check_beta(beta)
     theta = control.theta(n, beta, law)
     rng = np.random.default_rng(seed)
     sample, method = weight_samples.measure_weights(law, n, beta, replicates, rng)

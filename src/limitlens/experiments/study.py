@@ -24,7 +24,7 @@ from limitlens.measures.base import Measure
 from limitlens.measures.custom import CustomMeasure, TokenLaw, as_measure
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, Job, Saved, identity, under
-from limitlens.sampling.interrupt import held_interrupt
+from limitlens.sampling.interrupt import Interrupt, StopNow, held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.streams import generator_for
 from limitlens.theory import curve, rates
@@ -125,7 +125,7 @@ class _StudyRun:
             try:
                 while self.start < replicates:
                     try:
-                        for tokens in self._chunk():
+                        for tokens in self._chunk(interrupt):
                             job.passed(tokens, self.state, interrupt)
                     except torch.cuda.OutOfMemoryError:
                         self.chunk_size = halved(min(self.chunk_size, replicates), "replicates", warnings)
@@ -133,8 +133,8 @@ class _StudyRun:
                         continue
                     interrupt.during(progress, self.start, replicates)
                     job.passed(0, self.state, interrupt)
-            except KeyboardInterrupt:
-                if self.start < 2:
+            except KeyboardInterrupt as stop:
+                if self.start < 2 or isinstance(stop, StopNow):
                     raise
                 interrupted = True
                 warnings.append(f"interrupted: {self.start} of {replicates} replicates were finished")
@@ -146,11 +146,13 @@ class _StudyRun:
         self.under_way = ReplicatePass(self.setup, chunk, self.queries)
         return self.under_way
 
-    def _chunk(self) -> Iterator[int]:
+    def _chunk(self, interrupt: Interrupt) -> Iterator[int]:
         """Measure one group of replicates; yields the number of tokens processed after each block."""
         chunk = self.under_way or self._begin()
         yield from chunk.blocks()
-        rows = chunk.rows()
+        rows = interrupt.during(chunk.rows, drop=True)  # the error over a ball takes long
+        if rows is None:
+            return
         self.rows = study_pass.join_rows([self.rows, rows]) if self.rows else rows
         self.start = chunk.replicates.stop
         self.under_way = None

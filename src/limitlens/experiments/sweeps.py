@@ -10,7 +10,7 @@ import numpy as np
 from limitlens.arrays import pd
 from limitlens.attention.head import Head, designed_head
 from limitlens.cost import check_cost
-from limitlens.errors import Array, InputError, Progress
+from limitlens.errors import Array, InputError, Progress, as_array
 from limitlens.experiments.study import study, study_cost
 from limitlens.experiments.study_result import COLOURS, StudyResult, span, trust
 from limitlens.measures.custom import TokenLaw, as_measure
@@ -20,6 +20,7 @@ from limitlens.report.view import Axis, Figure, Guide, Section, Table, View, cel
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import under
+from limitlens.sampling.interrupt import StopNow
 from limitlens.theory import rates
 
 FEWEST_RADII = 3  # a growth has two parameters
@@ -240,7 +241,8 @@ def sweep(
         raise InputError("both radius and radii were given; expected radii alone: each is also the ball of queries")
     if radii is None and head is not None:
         raise InputError("both head and horizons were given; expected a head with radii alone: horizons make their own")
-    values = [float(value) for value in (horizons if radii is None else radii) or ()]
+    name, given = ("horizons", horizons) if radii is None else ("radii", radii)
+    values = as_array(name, given, ndim=1).tolist()
     law = as_measure(measure)
     if radii is None and not values:
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
@@ -274,7 +276,7 @@ def _run_each(
             curves.append(run(progress=lambda done, total, index=index: report(index + done / total, len(studies))))
             if curves[-1].interrupted:
                 break
-    except KeyboardInterrupt:
-        if not curves:
+    except KeyboardInterrupt as stop:
+        if not curves or isinstance(stop, StopNow):
             raise
     return tuple(values[: len(curves)]), tuple(curves), curves[-1].interrupted or len(curves) < len(studies)

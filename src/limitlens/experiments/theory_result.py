@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from limitlens.arrays import pd
 from limitlens.measures import TokenLaw
 from limitlens.record import Run
-from limitlens.report.text import falling, join, short
+from limitlens.report.text import falling, join, short, ten_to
 from limitlens.report.view import SHADES, Axis, Cell, Figure, Section, Table, View, points
 from limitlens.results import Result
 from limitlens.theory._summary import summary
@@ -126,7 +127,7 @@ class TheoryReport(Result):
         for part, (title, columns) in PARTS.items():
             rows = [
                 (name, *(_size(found[key]) if key == "useful_from" else found.get(key) for key in columns))
-                for name, found in (self.predicted.get(part) or {}).items()
+                for name, found in _rows(self.predicted.get(part) or {}, inputs["n"])
             ]
             tables.append(Table(title.format(**inputs), ["", *columns.values()], rows))
         values: list[Sequence[Cell]] = [*zip(*(map(float, column) for column in curves.values()), strict=True)]
@@ -156,5 +157,19 @@ def _query_row(query: Mapping[str, Any]) -> Sequence[Cell]:
     return (f"{query['deviations']:g} sd", query["tilt"], *errors, *chance, query["interval"]["validity"])
 
 
-def _size(n: float | None) -> str:
+def _rows(part: Mapping[str, Any], n: float) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Predictions by name; those of `uniform` beyond the range of floats become texts, such as 10⁴³⁴²."""
+    for name, found in part.items():
+        log10 = found.get("log10")
+        if log10 is None or not math.isfinite(log10):
+            yield name, found
+            continue
+        powers = {"predicted": log10, "at_n": log10 - math.log10(n) / 2, "useful_from": 2 * log10}
+        beyond = [key for key in powers if found[key] is None or math.isinf(found[key])]
+        yield name, {**found, **{key: ten_to(round(powers[key])) for key in beyond}}
+
+
+def _size(n: float | str | None) -> str:
+    if isinstance(n, str):
+        return n
     return short(n) if n is not None and n < float("inf") else "never"

@@ -51,8 +51,8 @@ def sampled(values: Array, **known: Any) -> Quantity:
 
 def check_count(n: float) -> int:
     """Return a number of keys such as 1e10 as an int; raise an `InputError` if it is not whole."""
-    if not float(n).is_integer():
-        raise InputError(f"n is {n:g}; expected a whole number of keys")
+    if not check_number("n", n, "a whole number of at least 1", low=1).is_integer():
+        raise InputError(f"n is {n:g}; expected a whole number")
     return int(n)
 
 

@@ -46,6 +46,7 @@ class Stability(Result):
     trust: float  # a head is trusted if the 95% Student interval of its overlap over documents is not below this
     places: tuple[tuple[int, int], ...]  # (layer, head) of each head
     found: Array  # (documents, heads, MEASURES)
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -83,7 +84,7 @@ class Stability(Result):
         section = Section("Every head", lead, [picture, harness.shown_table("Least stable first", {}, rows, 12)])
         size = f"{len(self.found)} documents, {self.contexts} contexts of {self.keys:,} tokens before each"
         title = f"Stability of top keys in {self.model}"
-        return View(title, f"{self.corpus} · {size}", verdict, [section], trust=trust)
+        return View(title, f"{self.corpus} · {size}", verdict, [section], warnings=self.warnings, trust=trust)
 
 
 def stability(
@@ -108,7 +109,9 @@ def stability(
     if not 1 <= top < tail - queries:
         raise InputError(f"top is {top}, but only {tail - queries} keys are compared; lower top or lengthen the tail")
     length = keys + tail
-    loaded, _, ids = open_some(model, corpus, documents + contexts, length, special=special, seed=seed, device=device)
+    loaded, windows, ids = open_some(
+        model, corpus, documents + contexts, length, special=special, seed=seed, device=device
+    )
     texts = ids[documents:, :keys].to(loaded.model.device)
     candidates = slice(keys, length - queries)
     layers: list[tuple[int, Array]] = []
@@ -124,7 +127,8 @@ def stability(
         found.append(np.concatenate([measures for _, measures in layers]))
         progress(done + 1, documents)
     places = tuple((layer, head) for layer, measures in layers for head in range(len(measures)))
-    return Stability(loaded.name, corpus, keys, tail, top, contexts, trust, places, np.stack(found))
+    about = loaded.name, corpus, keys, tail, top, contexts, trust, places
+    return Stability(*about, np.stack(found), warnings=tuple(windows.warnings))
 
 
 def _weights(captured: Captured, queries: int) -> Tensor:

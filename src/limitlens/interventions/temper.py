@@ -23,6 +23,7 @@ from limitlens.models.exponents import Exponents, Factor, identity
 from limitlens.models.rope_scaling import ROPE_SCALINGS, rope_scaled
 from limitlens.report.text import join, sentence
 from limitlens.report.view import Axis, Block, Figure, Guide, Section, View, head_map, look, points
+from limitlens.sampling.interrupt import StopNow
 from limitlens.statistics.documents import paired_mean
 from limitlens.theory.schedules import entropy_scale, log_scale, yarn_scale
 
@@ -283,21 +284,23 @@ def temper(
     check_cost(f"temper of {loaded.name}", *forward_cost(loaded.model, forwards * to, to), yes=True)
     total = len(fits) + max(map(len, held_out.values()))
     course: dict[str, Any] = {"steps": steps, "rate": rate, "seed": seed}
-    for number, options in enumerate(fits):
-        course["progress"] = lambda step, done=number: progress(done + step / steps, total)
-        with rope_scaled(reader.stack, rope_scaling, to / window, window):
-            fitted = fit_exponents(reader, ids[:count], ids[count], window, options, **course)
-        made = replace(made, fits={**made.fits, options.name: fitted}, interrupted=fitted.interrupted)
-        keep(replace(made, interrupted=True))
-        if made.interrupted:
-            return made
     try:
+        for number, options in enumerate(fits):
+            course["progress"] = lambda step, done=number: progress(done + step / steps, total)
+            with rope_scaled(reader.stack, rope_scaling, to / window, window):
+                fitted = fit_exponents(reader, ids[:count], ids[count], window, options, **course)
+            made = replace(made, fits={**made.fits, options.name: fitted}, interrupted=fitted.interrupted)
+            keep(replace(made, interrupted=True))
+            if made.interrupted:
+                return made
         for row in range(total - len(fits)):
             for name, planted in held_out.items():
                 made = _measured(made, reader, name, planted[row]) if row < len(planted) else made
             keep(replace(made, interrupted=True))
             progress(len(fits) + row + 1, total)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        if not made.fits or isinstance(stop, StopNow):
+            raise
         return replace(made, interrupted=True)
     return made
 

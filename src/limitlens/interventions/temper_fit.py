@@ -73,7 +73,7 @@ def fit_exponents(
 
     `documents`, each (n,), give the gradients. The exponents with the smallest loss on the document `check` are kept.
     They start at YaRN's factor, and the `rate` of Adam falls linearly to zero. `progress` is called with the number of
-    each finished step. Ctrl-C ends the fit after the present step.
+    each finished step. Ctrl-C ends the fit and drops the present step.
     """
     weight = options.retrieval_weight
     full = (reader.layers, reader.heads)
@@ -88,46 +88,52 @@ def fit_exponents(
 
     check_document = with_roles(check, documents[0], np.random.default_rng(seed))
     taken: list[Step] = []
-    checks: list[Step] = []
-    losses: list[float] = []  # at each check
-    parameters: list[tuple[Tensor, Tensor]] = []  # at each check
+    checks: list[tuple[Step, float, tuple[Tensor, Tensor]]] = []  # losses, their weighted sum, and the parameters
     squared_gradient = torch.zeros(shape)
 
-    def run_check(number: int) -> None:
+    def run_check(number: int) -> tuple[Step, float, tuple[Tensor, Tensor]]:
         with torch.no_grad(), reader.acting(powers(gamma.expand(full), offset.expand(full), trained)):
             loss, parts = _loss(reader, number, *check_document, trained, weight)
-        checks.append(parts)
-        losses.append(float(loss))
-        parameters.append((gamma.detach().clone(), offset.detach().clone()))
+        return parts, float(loss), (gamma.detach().clone(), offset.detach().clone())
+
+    def descend(number: int) -> Step:
+        which = number % len(documents)
+        other = documents[(which + 1) % len(documents)] if len(documents) > 1 else check
+        document = with_roles(documents[which], other, generator)
+        optimiser.zero_grad()
+        with reader.acting(powers(gamma.expand(full), offset.expand(full), trained)):
+            loss, parts = _loss(reader, number + 1, *document, trained, weight)
+            loss.backward()  # type: ignore[no-untyped-call] # within the block: layers are computed again
+        return parts
+
+    def best_check() -> int:
+        return int(np.argmin(np.nan_to_num([loss for _, loss, _ in checks], nan=np.inf)))
 
     with held_interrupt() as interrupt, reader.recomputing():
-        run_check(0)
-        for number in range(steps):
-            best = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
-            if interrupt.asked or len(losses) - 1 - best >= PATIENCE:
+        for number in range(steps + 1):
+            if number % len(documents) == 0 or number == steps:
+                found = interrupt.during(run_check, number, drop=True)
+                checks += [] if found is None else [found]
+                if not checks:
+                    interrupt.check()
+            if interrupt.asked or number == steps or len(checks) - 1 - best_check() >= PATIENCE:
                 break
-            which = number % len(documents)
-            other = documents[(which + 1) % len(documents)] if len(documents) > 1 else check
-            document = with_roles(documents[which], other, generator)
-            for group in optimiser.param_groups:
-                group["lr"] = rate * (1 - number / steps)
-            optimiser.zero_grad()
-            with reader.acting(powers(gamma.expand(full), offset.expand(full), trained)):
-                loss, parts = _loss(reader, number + 1, *document, trained, weight)
-                loss.backward()  # type: ignore[no-untyped-call] # within the block: layers are computed again
+            parts = interrupt.during(descend, number, drop=True)
+            if parts is None:
+                break
             assert gamma.grad is not None
             squared_gradient += gamma.grad.detach().cpu().square()
+            for group in optimiser.param_groups:
+                group["lr"] = rate * (1 - number / steps)
             optimiser.step()
             taken.append(parts)
             progress(number + 1)
-            if (number + 1) % len(documents) == 0 or number + 1 == steps:
-                run_check(number + 1)
         stopped = interrupt.asked
-    best = int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
-    tensors = *parameters[best], (squared_gradient / max(len(taken), 1)).sqrt()
+    tensors = *checks[best_check()][2], (squared_gradient / max(len(taken), 1)).sqrt()
     exponents, constants, felt = (tensor.expand(full).cpu().double().numpy().copy() for tensor in tensors)
     arrays = exponents, constants if options.constant else None, felt
-    return FittedExponents(options.level, weight, *arrays, tuple(taken), tuple(checks), interrupted=stopped)
+    losses = tuple(taken), tuple(parts for parts, _, _ in checks)
+    return FittedExponents(options.level, weight, *arrays, *losses, interrupted=stopped)
 
 
 def yarn_exponent(trained: int, to: int) -> float:

@@ -36,7 +36,7 @@ from limitlens.sampling.assignment import SAMPLINGS, Assignment, DocumentAssignm
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, Job, under
 from limitlens.sampling.clock import Clock
-from limitlens.sampling.interrupt import Interrupt, held_interrupt
+from limitlens.sampling.interrupt import Interrupt, StopNow, held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.workers import Workers, workers_for
 
@@ -227,9 +227,9 @@ class _Work:
         with held_interrupt() as interrupt:
             try:
                 self._read_pool(job, interrupt)
+            except StopNow:  # within a block: the tokens read are not a random sample
+                raise
             except KeyboardInterrupt:
-                if interrupt.again:  # within a block: the tokens read are not a random sample
-                    raise
                 self._cut_short()
 
     def _read_pool(self, job: Job, interrupt: Interrupt) -> None:

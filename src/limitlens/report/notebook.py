@@ -12,7 +12,7 @@ ROWS = 12  # most rows of a table, unless the table says how many
 
 
 def as_html(view: View) -> str:
-    """HTML fragment that shows a result in a notebook: title, findings, tables and maps of heads."""
+    """HTML fragment that shows a result in a notebook: title, findings, tables, maps of heads and warnings."""
     sentences = [sentence for sentence in (view.subtitle, *view.verdict) if sentence]
     parts = [f"<h4>{escape(view.title)}</h4>", *(f"<p>{escape(sentence)}</p>" for sentence in sentences)]
     for part in view.sections:
@@ -27,4 +27,5 @@ def as_html(view: View) -> str:
                 image = b64encode(draw([block])._repr_png_()).decode()
                 shown.append(f'<img alt="{escape(block.title)}" src="data:image/png;base64,{image}">')
         parts += [f"<h5>{escape(part.title)}</h5>", *shown] if shown else []
+    parts += [f"<p>Warning: {escape(text)}</p>" for text in view.warnings]
     return "".join(parts)

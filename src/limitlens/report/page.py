@@ -41,9 +41,9 @@ def page(view: View, made: Mapping[str, Any]) -> str:
     citation = Template(_asset("citation.bib")).substitute(version=version, year=year if year.isdigit() else "2026")
     parts = {
         "policy": policy, "title": escape(view.title), "subtitle": escape(view.subtitle), "style": _asset("page.css"),
-        "verdict": verdict, "above": above, "body": body, "trust": _trust(view), "provenance": _provenance(view, made),
-        "citation": escape(citation.strip()), "version": escape(version), "script": script,
-        "data": embedded({**data, "figures": figures}),
+        "verdict": verdict, "above": above, "body": body, "trust": _trust(view, made),
+        "provenance": _provenance(view, made), "citation": escape(citation.strip()), "version": escape(version),
+        "script": script, "data": embedded({**data, "figures": figures}),
     }  # fmt: skip
     return Template(_asset("page.html")).substitute(parts)
 
@@ -128,8 +128,10 @@ def _cell(value: Cell, kind: str) -> str:
     return f"<td{kind}{exact}>{escape(cell(value))}</td>"
 
 
-def _trust(view: View) -> str:
-    warned = "".join(f"<li>{escape(sentence(warning))}</li>" for warning in view.warnings)
+def _trust(view: View, made: Mapping[str, Any]) -> str:
+    noted = made.get("warnings")  # of the command line, such as an option that was ignored
+    warnings = [*view.warnings, *map(str, noted if isinstance(noted, list) else ())]
+    warned = "".join(f"<li>{escape(sentence(warning))}</li>" for warning in warnings)
     known = "".join(f'<li class="known">{escape(sentence(text))}</li>' for text in view.trust)
     return (warned or '<li class="fine">The run gave no warnings.</li>') + known
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from rich import box
@@ -20,15 +21,15 @@ WIDTH = 160  # columns of tables if there is no terminal
 
 
 def show(view: View) -> None:
-    """Print a result on stdout, with bold text only on a terminal and if NO_COLOR is not set."""
+    """Print a result on stdout without its warnings, which go to stderr; bold only on a terminal without NO_COLOR."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    text = as_text(view, colour=sys.stdout.isatty() and not plain)
+    text = as_text(replace(view, warnings=()), colour=sys.stdout.isatty() and not plain)
     unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     print(text if unicode else text.replace("─", "-"))
 
 
 def as_text(view: View, *, width: int | None = None, colour: bool = False) -> str:
-    """Text that shows a result, wrapped to `width` columns (default: the terminal's); `colour` adds escape codes."""
+    """Text that shows a result and its warnings, in lines of `width` (the terminal's) or fewer; `colour` makes bold."""
     if width is None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
     sheet = io.StringIO()
@@ -55,10 +56,11 @@ def _parts(view: View) -> Iterator[RenderableType]:
     for part in view.sections:
         if part.only in ("", "terminal"):
             yield from _section(part)
-    if view.trust:
+    notes = [*(("warning", text) for text in view.warnings), *(("note", text) for text in view.trust)]
+    if notes:
         yield Words("")
-    for note in view.trust:
-        yield Words(f"note: {sentence(note)}")
+    for word, text in notes:
+        yield Words(f"{word}: {sentence(text)}")
 
 
 def _section(part: Section) -> Iterator[RenderableType]:

@@ -20,11 +20,15 @@ def short(value: float | None, digits: int = 3) -> str:
     if size >= 1e7 or size < 1e-4:
         power = math.floor(math.log10(size) + 1e-12)
         front = f"{value / 10**power:.2g}"
-        exponent = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-        return ("" if front == "1" else f"{front}·") + f"10{exponent}"
+        return ("" if front == "1" else f"{front}·") + ten_to(power)
     if size >= 1000:
         return f"{value:,.0f}"
     return f"{float(f'{value:.{digits}g}'):g}"
+
+
+def ten_to(power: int) -> str:
+    """Text of a power of ten, such as 10⁻⁵, also of one beyond the range of floating point."""
+    return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def cell(value: Cell) -> str:

@@ -134,6 +134,11 @@ class View:
     trust: Sequence[str] = ()  # known limits of the numbers
     details: Mapping[str, Any] = field(default_factory=dict)  # digests and the like, shown with the provenance
 
+    def __post_init__(self) -> None:
+        for text in (self.title, self.subtitle, *self.verdict, *self.warnings, *self.trust):
+            if not isinstance(text, str):  # from a damaged run.json, which must fail before anything is written
+                raise TypeError(f"{str(text)[:40]!r} is not a sentence")
+
     @property
     def blocks(self) -> list[Block]:
         """Tables, figures and text of all sections; those side by side (`Row`) follow each other."""

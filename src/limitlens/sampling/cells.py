@@ -64,6 +64,8 @@ def parse_grid(text: str | Sequence[float], name: str, example: str = "0.2:3:8")
             if 0 < lo <= hi < float("inf") and 1 <= k <= MOST:
                 return [float(value) for value in np.geomspace(lo, hi, k)]
             raise ValueError
+        if not isinstance(text, str) and any(isinstance(part, complex) for part in text):
+            raise TypeError
         values = [float(part) for part in (text.split(",") if isinstance(text, str) else text)]
         if values and all(0 < value < float("inf") for value in values):
             return values

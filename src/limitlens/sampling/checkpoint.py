@@ -22,7 +22,7 @@ from limitlens.errors import InputError, Progress
 from limitlens.measures import Sample
 from limitlens.measures.base import Measure
 from limitlens.record import installed, to_json, write_files
-from limitlens.sampling.interrupt import Interrupt, held_interrupt
+from limitlens.sampling.interrupt import Interrupt, StopNow, held_interrupt
 
 if TYPE_CHECKING:
     from limitlens.attention.head import Head
@@ -88,7 +88,7 @@ class Checkpoint:
         self, job: Mapping[str, Any], count: int, make: Callable[[int], dict[str, Any]], *, tokens: int = 1,
         fewest: int | None = None, progress: Progress | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Call `make(k)` for k < count and stack its arrays by name; an interrupt may end it after `fewest` calls."""
+        """Call `make(k)` for k < count and stack its arrays by name; an interrupt keeps `fewest` or more."""
         running = self.begin(job)
         rows: list[dict[str, Any]] = []
         if running.saved is not None:
@@ -101,11 +101,20 @@ class Checkpoint:
         def state() -> State:
             return {"rows": len(rows)}, {name: torch.as_tensor(array) for name, array in stacked().items()}
 
-        with held_interrupt() as interrupt, suppress(KeyboardInterrupt):
-            for k in range(len(rows), count):
-                rows.append(make(k))
-                interrupt.during(progress, len(rows), count)
-                running.passed(tokens, state, interrupt)
+        with held_interrupt() as interrupt:
+            try:
+                for k in range(len(rows), count):
+                    row = interrupt.during(make, k, drop=True)
+                    if row is not None:
+                        rows.append(row)
+                        interrupt.during(progress, len(rows), count)
+                    if not rows:
+                        interrupt.check()
+                    running.passed(tokens, state, interrupt)
+            except StopNow:
+                raise
+            except KeyboardInterrupt:
+                pass  # the finished rows are returned
         if len(rows) < (count if fewest is None else fewest):
             raise KeyboardInterrupt
         running.keep(state())

@@ -1,4 +1,4 @@
-"""Delay Ctrl-C and SIGTERM until the current piece of work is complete."""
+"""Delay Ctrl-C and SIGTERM until the current piece of work is complete, or drop that piece at once."""
 
 import signal
 import sys
@@ -6,30 +6,44 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+
+class StopNow(KeyboardInterrupt):
+    """Raised by a second Ctrl-C or SIGTERM: nothing more is saved, and finished work is not returned."""
 
 
 class Interrupt:
-    """Records whether Ctrl-C or SIGTERM was received (`asked`), and whether a second one was (`again`)."""
+    """Records whether Ctrl-C or SIGTERM was received (`asked`)."""
 
-    asked = again = False
+    asked = False
+    dropping = False  # whether the work under way can be dropped, so that a signal ends it at once
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if Ctrl-C or SIGTERM was received."""
         if self.asked:
             raise KeyboardInterrupt
 
-    def during(self, report: Callable[..., None] | None, *progress: float) -> None:
-        """Call `report`, if given, with the progress; Ctrl-C during the call is recorded in `asked`, not raised."""
+    def during(self, work: Callable[..., Any] | None, *arguments: Any, drop: bool = False) -> Any:
+        """Call `work`, if given, and return its result; a Ctrl-C that it raises is recorded in `asked`, and gives None.
+
+        With `drop`, a signal ends the call at once; otherwise the call is completed.
+        """
+        self.dropping = drop
         try:
-            if report is not None:
-                report(*progress)
+            return None if work is None else work(*arguments)
+        except StopNow:
+            raise
         except KeyboardInterrupt:
             self.asked = True
+            return None
+        finally:
+            self.dropping = False
 
 
 @contextmanager
 def held_interrupt() -> Iterator[Interrupt]:
-    """Context manager that delays a first Ctrl-C or SIGTERM until `Interrupt.check`; a second one stops at once."""
+    """Context manager that delays a first Ctrl-C or SIGTERM until `Interrupt.check`; a second one raises `StopNow`."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield interrupt
@@ -37,11 +51,12 @@ def held_interrupt() -> Iterator[Interrupt]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if interrupt.asked:
-            interrupt.again = True
-            raise KeyboardInterrupt
+            raise StopNow
         interrupt.asked = True
-        message = "limitlens: stopping after the current step; Ctrl-C again stops at once without saving"
-        print(message, file=sys.stderr)
+        when = "now" if interrupt.dropping else "after the current step"
+        print(f"limitlens: stopping {when}; Ctrl-C again stops at once without saving", file=sys.stderr)
+        if interrupt.dropping:
+            raise KeyboardInterrupt
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

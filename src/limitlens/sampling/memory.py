@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from limitlens.errors import InputError
+from limitlens.errors import InputError, check_number
 
 
 def resident(device: torch.device) -> int:
@@ -22,6 +22,7 @@ def room(memory: int | None, device: torch.device, needed: int, what: str) -> fl
     """Bytes left below the limit `memory` after `needed` more bytes for `what`; an InputError if they do not fit."""
     if memory is None:
         return float("inf")
+    check_number("memory", memory, "a number of bytes, such as 4e9")
     used = resident(device)
     if used + needed > memory:
         raise InputError(

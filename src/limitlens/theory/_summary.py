@@ -162,7 +162,7 @@ class _Case:
             found += [law(self.law.covariance, self.A, radius, self.V) for law in laws]
         return {
             bound.prediction.name: bound.prediction.as_dict()
-            | {"at_n": bound.at(self.n), "useful_from": bound.useful_from}
+            | {"at_n": bound.at(self.n), "useful_from": bound.useful_from, "log10": bound.log_constant / np.log(10)}
             for bound in found
         }
 

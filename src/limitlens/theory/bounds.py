@@ -18,6 +18,7 @@ from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status, che
 from limitlens.theory.spectrum import half_whitened, square_root
 
 _LARGEST_EXPONENT = 700.0  # largest x whose e^x fits in float64
+_MOST_TERMS = 1e5  # ρ² above which the terms of `uniform_supremum` are not summed: its constant exceeds 10^21,000
 _count = partial(check_number, "n", expected="a number of tokens of at least 1", low=1, below=np.inf)
 
 
@@ -26,16 +27,16 @@ class UniformBound:
     """Bound constant/√n (or its order of magnitude) of the error of attention over all queries in a ball."""
 
     prediction: Prediction  # the constant
-    log_constant: float  # its logarithm, for constants beyond the range of floating point
+    log_constant: float  # its natural logarithm, for constants beyond the range of floats; infinite if unknown
 
     @property
     def useful_from(self) -> float:
         """Number of tokens n from which the bound is below 1; infinite if n exceeds the range of floating point."""
-        return float(np.exp(2 * self.log_constant)) if 2 * self.log_constant < _LARGEST_EXPONENT else float("inf")
+        return _exp(2 * self.log_constant)
 
     def at(self, n: float) -> float:
-        """Value of the bound, constant/√n, at n tokens."""
-        return float(np.exp(min(self.log_constant - 0.5 * np.log(n), _LARGEST_EXPONENT)))
+        """Value of the bound, constant/√n, at n tokens; infinite if it exceeds the range of floating point."""
+        return _exp(self.log_constant - 0.5 * np.log(n))
 
 
 def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound:
@@ -72,14 +73,15 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     if gain <= 0:
         raise InputError("the covariance is zero; expected tokens with some spread")
     rho = check_nonnegative("the radius", radius) * float(np.linalg.norm(half_whitened(root, A), 2))
-    # Terms peak at k of about ρ² and then fall like ρ^k/√k!; from ρ² = 3,000 on their sum is infinite to a float.
-    k = np.arange(1.0, 50.0 + 4.0 * min(rho**2, 3000.0))
+    # Terms peak at k of about ρ² and then fall like ρ^k/√k!.
+    k = np.arange(1.0, 50.0 + 4.0 * min(rho**2, _MOST_TERMS))
     length = np.sqrt(2.0) * np.exp(gammaln((dim + 1) / 2) - gammaln(dim / 2))  # E|g|
     largest = np.sqrt(k) * length + np.sqrt(2 / np.pi) * (k % 2 == 0)
     logs = np.log(k * largest) + (k - 1) * np.log(max(rho, 1e-300)) - gammaln(k + 1) / 2
     formula = "‖VΣ^{1/2}‖₂ Σ_k k ρ^{k−1}(√k E|g| + √(2/π)1[k even])/√k!, ρ = R‖Σ^{1/2}A‖₂"
     note = "as n → ∞, upper bound of the expected largest error over the ball"
-    return _bound("uniform_supremum", float(np.logaddexp.reduce(logs)) + np.log(gain), formula, note)
+    total = float(np.logaddexp.reduce(logs)) if rho**2 <= _MOST_TERMS else float("inf")
+    return _bound("uniform_supremum", total + np.log(gain), formula, note)
 
 
 def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
@@ -99,10 +101,14 @@ def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
     return float(minimize_scalar(dual, bounds=bracket, method="bounded", options={"xatol": 1e-9}).fun)
 
 
+def _exp(logarithm: float) -> float:
+    return float(np.exp(logarithm)) if logarithm < _LARGEST_EXPONENT else float("inf")
+
+
 def _bound(
     name: str, log_constant: float, formula: str, note: str, status: Status = Status.PROVED, reference: str = DERIVED
 ) -> UniformBound:
-    constant = float(np.exp(log_constant)) if log_constant < _LARGEST_EXPONENT else float("inf")
+    constant = _exp(log_constant)
     return UniformBound(Prediction(name, constant, status, formula, note, reference), float(log_constant))
 
 

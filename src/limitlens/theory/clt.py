@@ -7,12 +7,13 @@ At a query x with tilt t = A x, √n (Γ_n - Γ) → N(0, V S Vᵀ) with S = e^{
 
 from dataclasses import dataclass
 from math import log
+from numbers import Real
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from limitlens.errors import Array, InputError, as_array, check_number
+from limitlens.errors import Array, InputError, as_array, check_kind, check_number
 from limitlens.measures.base import Measure
 from limitlens.outcome import Outcome
 from limitlens.theory.prediction import value_matrix
@@ -164,6 +165,7 @@ def observed_validity(degrees: float) -> Validity:
     >>> theory.observed_validity(30.0).value, theory.observed_validity(5.0).value
     ('valid', 'doubtful')
     """
+    check_kind("degrees", degrees, Real, "a number of degrees of freedom")
     if not degrees >= FEW_DEGREES:
         return Validity.MEANINGLESS
     return Validity.VALID if degrees >= SAFE_DEGREES else Validity.DOUBTFUL

@@ -15,6 +15,7 @@ from limitlens.theory.prediction import Status
 
 FINITE_FROM = 1000  # tokens from which simulations confirm the finite law within 2%
 check_size = partial(check_number, "n", expected="a number of tokens of at least 2", low=2)
+check_scale = partial(check_number, "scale", expected="a standard deviation of at least 0")
 
 
 def hardmax_asymptotic(n: float, scale: float = 1.0) -> float:
@@ -25,7 +26,7 @@ def hardmax_asymptotic(n: float, scale: float = 1.0) -> float:
     >>> round(theory.hardmax_asymptotic(10_000), 4)
     0.1615
     """
-    return float(scale) * log(4.0) / (2.0 * sqrt(2.0 * log(check_size(n))))
+    return check_scale(scale) * log(4.0) / (2.0 * sqrt(2.0 * log(check_size(n))))
 
 
 def hardmax_finite(n: float, scale: float = 1.0) -> float:
@@ -37,7 +38,7 @@ def hardmax_finite(n: float, scale: float = 1.0) -> float:
     0.17
     """
     expected, half_gap = extremes(check_size(n))
-    return float(scale) * sqrt(half_gap**2 + (2.0 / pi) * expected**2 / n)
+    return check_scale(scale) * sqrt(half_gap**2 + (2.0 / pi) * expected**2 / n)
 
 
 def finite_status(n: float) -> Status:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError
+from limitlens.theory.prediction import as_sizes
 from limitlens.theory.scaling import control
 from limitlens.theory.scaling.laws import GapLaw, Law
 from limitlens.theory.scaling.points import KeyPoints, Points, PoissonPoints
@@ -66,13 +67,14 @@ def compare_schedules(sizes: Sequence[float], beta: float, law: Law) -> dict[str
     >>> {name: round(steps[-1].sharing_keys, 2) for name, steps in schedules.items()}
     {'constant': 6.73, 'log': 4.29, 'yarn': 3.6, 'critical': 1.77}
     """
-    if not sizes:
+    lengths = as_sizes(sizes).tolist()
+    if not lengths:
         raise InputError("no context lengths were given; expected at least one")
-    first = control.check_keys(sizes[0])
+    first = control.check_keys(lengths[0])
     control.check_beta(beta)
-    if any(later < earlier for earlier, later in pairwise(sizes)):
-        raise InputError(f"the context lengths {list(sizes)} decrease; expected them to grow from the first")
-    return {name: [_step(n, rule(n), law) for n in sizes] for name, rule in rules(first, beta, law).items()}
+    if any(later < earlier for earlier, later in pairwise(lengths)):
+        raise InputError(f"the context lengths {lengths} decrease; expected them to grow from the first")
+    return {name: [_step(n, rule(n), law) for n in lengths] for name, rule in rules(first, beta, law).items()}
 
 
 def _step(n: float, beta: float, law: Law) -> ScheduleStep:

@@ -10,7 +10,7 @@ from math import log
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitlens.errors import Array, InputError, as_array, check_covariance
+from limitlens.errors import Array, InputError, as_array, check_covariance, check_number
 from limitlens.measures.base import symmetric_root
 
 
@@ -70,7 +70,7 @@ def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
     root = square_root(covariance)
     half = half_whitened(root, A)
     B = half @ root
-    one_sided = float(np.linalg.norm(half, 2))
+    one_sided = check_number("‖Σ^{1/2} A‖", float(np.linalg.norm(half, 2)), "a score matrix A of usual size")
     values = np.linalg.svd(B, compute_uv=False)
     return Reach(
         horizon=float(values[0]),

@@ -49,7 +49,7 @@ def choose_device(name: str) -> torch.device:
 
 def as_precision(name: str) -> Precision:
     """Return `name` if it is a kernel precision ("fast", "accurate" or "exact"); otherwise raise an `InputError`."""
-    if name not in WORDS:
+    if not isinstance(name, str) or name not in WORDS:
         raise InputError(f"the precision is {name!r}; expected {', '.join(WORDS)}, of which accurate is the default")
     return name
 

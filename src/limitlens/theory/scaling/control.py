@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from scipy import optimize
 
-from limitlens.errors import InputError, check_number
+from limitlens.errors import InputError, check_kind, check_number
 from limitlens.theory.scaling.laws import GapLaw, Law, LocalPower
 
 Regime = Literal["averaging", "selective", "frozen"]
@@ -25,6 +25,7 @@ _SMALLEST_LOG = -690.0  # smallest log θ
 # Each function returns its argument, or raises an `InputError`.
 check_keys = partial(check_number, "n", expected="a number of keys of at least 2", low=2)
 check_beta = partial(check_number, "beta", expected="a positive inverse temperature", closed=False)
+check_law = partial(check_kind, "the law", kinds=Law, expected="a law of gaps, such as theory.uniform(5)")
 check_theta = partial(check_number, "theta", expected="a positive effective number of keys", closed=False)
 
 
@@ -34,6 +35,7 @@ def theta(n: float, beta: float, law: Law) -> float:
     >>> round(theory.theta(10_000, 122.0, theory.uniform(5)), 4)
     0.9995
     """
+    check_law(law)
     log_theta = math.log(check_keys(n)) + float(law.log_laplace(check_beta(beta)))
     if log_theta < _SMALLEST_LOG and isinstance(law, GapLaw):
         given = f"beta is {beta:g} for an exponent of {law.exponent:g}, which makes theta e^{log_theta:.0f}"
@@ -47,6 +49,7 @@ def critical_beta(n: float, law: Law, target: float = 1.0) -> float:
     >>> round(theory.critical_beta(10_000, theory.uniform(5)), 2)
     121.97
     """
+    check_law(law)
     goal = math.log(check_theta(target) / check_keys(n))
     if isinstance(law, LocalPower):
         return math.exp((law.log_laplace(1.0) - goal) / law.a)
@@ -72,6 +75,7 @@ def regime(participation: float) -> Regime:
     >>> [theory.regime(shared) for shared in (0.01, 0.2, 0.95)]
     ['averaging', 'selective', 'frozen']
     """
+    check_number("participation", participation, "E Σw², a number from 0 to 1", below=1 + 1e-9)
     if participation < 1 / AVERAGING_FROM:
         return "averaging"
     return "frozen" if participation > FROZEN_FROM else "selective"

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 from scipy.interpolate import CubicHermiteSpline
 
-from limitlens.errors import Array, InputError, as_array, check_number
+from limitlens.errors import LARGEST, Array, InputError, as_array, check_number
 from limitlens.measures.radial import radial_K
 
 _NODES = 401
@@ -39,6 +39,10 @@ class LocalPower:
 
     a: float  # half the local exponent α
     log_c: float
+
+    def __post_init__(self) -> None:
+        check_number("a", self.a, "half a local exponent, more than 0", closed=False)
+        check_number("log_c", self.log_c, "the logarithm of a number", low=-LARGEST)
 
     def log_laplace(self, beta: float) -> float:
         """Logarithm of E e^{−βD}, D the gap, as the inverse temperature β grows: log(c Γ(a+1) β^{−a})."""
@@ -156,6 +160,7 @@ class PowerGap(GapLaw):
     def __post_init__(self) -> None:
         check_dim(self.dim)
         low, high = _EXPONENTS
+        check_number("power", self.power, "a number", low=-LARGEST)
         if not low <= self.dim - 1 + self.power <= high:
             expected = f"an exponent d − 1 + power from {low:g} to {high:g}: power {low + 1 - self.dim:g} or more"
             raise InputError(f"power is {self.power:g} in dimension {self.dim}; expected {expected}")
@@ -193,8 +198,7 @@ class VonMisesFisherGap(GapLaw):
     def __post_init__(self) -> None:
         check_dim(self.dim)
         check_number("concentration", self.concentration, "a concentration of at least 0")
-        if not -1 <= self.cosine <= 1:
-            raise InputError(f"cosine is {self.cosine:g}; expected <mean direction, query> between -1 and 1")
+        check_number("cosine", self.cosine, "<mean direction, query> between -1 and 1", low=-1, below=1 + 1e-15)
         even = PowerGap(self.dim)
         on_axis = abs(self.cosine) == 1 or self.concentration == 0
         log_c = even.log_c + self.concentration * self.cosine - float(radial_K(self.concentration, self.dim))
@@ -229,5 +233,6 @@ def named_law(name: str, dim: int, *, concentration: float = 5.0, cosine: float 
 
 def check_dim(dim: int) -> None:
     """Raise an `InputError` unless the dimension of the keys is an integer of at least 2."""
-    if dim != int(dim) or dim < 2:
-        raise InputError(f"dim is {dim:g}; expected an integer of at least 2, for keys on the sphere S^(dim-1)")
+    wanted = "an integer of at least 2, for keys on the sphere S^(dim-1)"
+    if not check_number("dim", dim, wanted, low=2).is_integer():
+        raise InputError(f"dim is {dim:g}; expected {wanted}")

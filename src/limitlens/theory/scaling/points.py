@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
-from limitlens.errors import Array, check_number
+from limitlens.errors import Array, check_kind, check_number
 from limitlens.theory.scaling.control import check_beta, check_keys, check_theta
 from limitlens.theory.scaling.laws import GapLaw, Law, LocalPower, negligible_beyond, tanh_sinh
 
@@ -144,6 +144,7 @@ class KeyPoints(Points):
     beta: float
 
     def __post_init__(self) -> None:
+        check_kind("the law", self.law, GapLaw, "a law of gaps, such as theory.uniform(5)")
         log_theta = math.log(check_keys(self.n)) + float(self.law.log_laplace(check_beta(self.beta)))
         edge = 2 * self.beta  # the antipode of the query
         vars(self).update(mass=self.n, a=self.law.a, log_theta=log_theta, edge=edge, total=self.n)

@@ -9,13 +9,13 @@ For a = 1 (d = 3), E[1/w₁] = 1 + θ and P(w₁ ≥ 1/2) = e^{−γθ}/Γ(1+θ)
 """
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
-from limitlens.errors import Array, InputError, as_array
+from limitlens.errors import Array, InputError, as_array, check_kind
 from limitlens.theory.scaling.laws import negligible_beyond, tanh_sinh
 from limitlens.theory.scaling.points import Points, PoissonPoints
 
@@ -24,6 +24,9 @@ _NEAREST_NODES, _PATH_NODES = 151, 201
 _STEP = 0.3  # step of log λ: the trapezoidal rule is exact to e^{−π²/0.3} = 5e-15
 _ORDER = 12  # order of the Euler inversion: about 7 digits, with 10⁴ times the rounding error of ψ
 
+_EXPECTED = "the gaps of keys, theory.PoissonPoints(theta, a) or theory.KeyPoints(law, n, beta)"
+check_points = partial(check_kind, "points", kinds=Points, expected=_EXPECTED)
+
 
 def participation(points: Points) -> float:
     """Expected participation E Σw² of softmax weights w: 1 if one key has all the weight, 1/m for m equal keys.
@@ -31,6 +34,7 @@ def participation(points: Points) -> float:
     >>> round(theory.participation(theory.KeyPoints(theory.uniform(5), 10_000, 122.0)), 4)
     0.2045
     """
+    check_points(points)
     return points.mean_over(lambda x, z: _softened(z, 2))
 
 
@@ -40,6 +44,7 @@ def entropy(points: Points) -> float:
     >>> round(theory.entropy(theory.PoissonPoints(1.0, 2.0)), 4)
     2.1443
     """
+    check_points(points)
     return points.mean_over(lambda x, z: -(z + np.euler_gamma) * _softened(z, 1))
 
 
@@ -88,6 +93,7 @@ def mean_top(points: Points) -> float:
     >>> round(theory.mean_top(theory.PoissonPoints(1.0, 2.0)), 4)
     0.3461
     """
+    check_points(points)
     lowest, highest = -math.log(mean_inverse_top(points)) - 37, 4.0
     log_lambda = np.arange(lowest, highest, _STEP)
     mass, within, ratio, rest = _grid(points, math.exp(highest))
@@ -105,6 +111,7 @@ def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
     >>> theory.top_cdf([0.3, 0.6], theory.PoissonPoints(1.0, 2.0)).round(4).tolist()
     [0.4117, 0.9602]
     """
+    check_kind("points", points, PoissonPoints, "the scaling limit, theory.PoissonPoints(theta, a)")
     t = as_array("weights", weights)
     if t.size and not (t.min() > 0 and t.max() < 1):
         raise InputError(f"weights reach from {t.min():g} to {t.max():g}; expected weights strictly between 0 and 1")
