@@ -114,6 +114,16 @@ def test_limit_is_far_away_in_high_dimension() -> None:
     assert "trust the exact values" in document["warnings"][0]
 
 
+def test_a_selective_head_beyond_the_critical_n_is_not_said_to_have_stopped_selecting() -> None:
+    """θ = 1 is at 1,000 keys, and the regime still selective at 5,000, where ten keys share the mass."""
+    made = scaling_limits(uniform(3), 5000, beta=500, replicates=50)
+    assert made.regime == "selective"
+    assert made.control["critical_n"].predicted == pytest.approx(1000, rel=1e-6)
+    advice = made.view().verdict[2]
+    assert "stops selecting" not in advice
+    assert "the critical scale, θ = 1, is at about 1000 keys" in advice
+
+
 def test_pages_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--dim", "4", "--replicates", "200")
     assert code == 0

@@ -371,10 +371,26 @@ def test_a_head_that_sees_nothing_or_everything_at_once_is_studied_in_silence(re
     assert flat.tokens_for(0.1).why == "the limit is 0, so there is no relative error"
     assert "the limit is 0" in str(flat)
     far = ll.study(LINE, ll.Head(1e5), [50, 100, 200], replicates=4, queries=32)
-    assert far.predicted == {}
+    assert far.predicted["output"] == pytest.approx(1e5, rel=1e-4)  # the largest token, near 2.5, instead of 1e5 x
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
     with pytest.raises(InputError, match=r"the horizon is 1e.09; expected a number from 0 to 1,000"):
         ll.designed_head(np.eye(1), 1e9)
+
+
+def test_a_weak_head_is_told_to_raise_the_horizon():
+    """At H = 1e-6 the limit is 1e-6 x, far below the error of an average: a smaller horizon would make it worse."""
+    weak = ll.study(LINE, ll.Head(1e-6), [100, 200, 400], replicates=4, queries=32)
+    assert "a larger horizon, not a smaller one, lowers the relative error" in weak.view().verdict[2]
+    rows = {row[0]: row[3] for row in blocks(weak.view(), Table)[1].rows}
+    assert rows["covariance"] == "too close to the numerical floor"
+    few = ll.study(LINE, ll.Head(0.5), [100, 200], replicates=4, queries=32)
+    assert "larger horizon" not in few.view().verdict[2]
+    assert {row[3] for row in blocks(few.view(), Table)[1].rows} == {"too few sizes"}
+    assert "(too few sizes)" in few.view().verdict[1]
+    advice = {horizon: ll.theory_report(LINE, ll.Head(horizon), 1000).view().verdict[2] for horizon in (1e-6, 0.3, 2.0)}
+    assert "a lower temperature, that is a larger horizon" in advice[1e-6]
+    assert "a higher temperature" in advice[0.3]
+    assert "a higher temperature" in advice[2.0]
 
 
 def test_a_law_is_named_only_where_the_evidence_decides():

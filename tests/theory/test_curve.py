@@ -7,6 +7,7 @@ from grid_errors import grid_errors
 from limitlens.errors import InputError
 from limitlens.measures import Gaussian
 from limitlens.theory import curve, rates
+from limitlens.theory._summary import summary
 from limitlens.theory.clt import asymptotic_covariance
 from limitlens.theory.curve import pointwise_error
 from limitlens.theory.hardmax import extremes
@@ -76,6 +77,32 @@ def test_limits_of_the_exact_error():
     steep = pointwise_error(200.0, 1000).along[0, 0]
     assert np.sqrt(steep) == pytest.approx(200 - extremes(1000)[0], abs=2e-3)
     assert asymptotic_covariance(Gaussian(0.0, 1.0), [[2.0]])[0, 0, 0] == pytest.approx(5 * np.exp(4))
+
+
+@pytest.mark.parametrize("own", [None, -3.0, 2.5, 6.0])
+def test_steep_tilts_continue_the_others_and_end_at_hardmax(own):
+    """The grid changes at τ = 30. Far beyond, the output is the largest token, or the query's own if it is larger."""
+    sizes = [2, 200, 10_000, 1e12]
+    below, at = (curve.pointwise_error([tau], sizes, own) for tau in (30 - 1e-9, 30.0))
+    for before, after in zip(vars(below).values(), vars(at).values(), strict=True):
+        assert after == pytest.approx(before, rel=1e-7, abs=1e-12)
+    far = curve.pointwise_error([1e5], 10_000, own)
+    largest = 6.0 if own == 6.0 else extremes(10_000)[0]
+    assert 1e5 - np.sqrt(far.along) == pytest.approx(largest, abs=0.04)  # an own token of 2.5 is rarely the largest
+    assert far.across == pytest.approx(0.0 if own == 6.0 else 1.0, abs=2e-4)
+
+
+def test_the_grid_of_a_steep_tilt_is_bounded():
+    for own, most in ((None, 100), (2.0, 500)):
+        for tilt in (30.0, 1e3, 1e5):
+            log_s, *_ = curve._steep_averages(tilt, 1e3, 1e6, own)
+            assert len(log_s) < most
+
+
+def test_horizons_of_any_size_have_a_predicted_curve():
+    """At H = 1e4 the output is the largest token, so the error is the limit, H x, but for E(max) = 3.24 of 1,000."""
+    found = summary(Gaussian(0.0, 1.0), [[1e4]], 1000).predicted["curve"]["output"]
+    assert found["predicted"] == pytest.approx(1e4 - np.sqrt(2 / np.pi) * extremes(1000)[0], rel=1e-5)
 
 
 def test_sizes_together_or_alone_give_the_same_numbers():

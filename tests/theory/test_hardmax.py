@@ -7,8 +7,10 @@ from limitlens.errors import InputError
 from limitlens.experiments.hardmax import Hardmax, HardmaxCurve, hardmax_line, hardmax_study, softmax_line
 from limitlens.experiments.hardmax import hardmax as measure_hardmax
 from limitlens.measures import Gaussian, Sphere
+from limitlens.measures.named import named_measure
 from limitlens.record import to_json
 from limitlens.theory import hardmax
+from limitlens.theory._summary import summary
 from limitlens.theory.prediction import Status
 
 SIZES = (100, 316, 1000, 3162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
@@ -121,6 +123,37 @@ def test_other_laws_are_measured_without_a_formula():
     assert document["predicted"] == {}
     assert document["n"] == [100, 1000]
     assert list(Hardmax({"measure": "sphere", "dim": 3}, curve, ()).table["n"]) == [100, 1000]
+
+
+def test_the_formula_is_for_tokens_of_mean_zero():
+    """With N(3, 1) nearly all outputs are the largest token, so E|mean output| is 6.24 at n = 1,000."""
+    assert 3 + hardmax.extremes(1000)[0] == pytest.approx(6.24, abs=0.005)
+    assert hardmax.hardmax_finite(1000) == pytest.approx(0.21, abs=0.001)
+    assert "hardmax" in summary(Gaussian(0.0, 1.0), [[0.5]], 1000).predicted
+    assert "hardmax" not in summary(Gaussian(3.0, 1.0), [[0.5]], 1000).predicted
+
+
+def test_the_result_names_its_matrix_and_its_error():
+    from limitlens.attention.head import Head, designed_head
+
+    options = {"measure": "vmf", "dim": 2, "replicates": 8, "queries": 50, "seed": 3}
+    drawn = measure_hardmax([50, 100, 200], **options)
+    assert drawn.inputs["matrix"] == "Σ^(−1/2) R Σ^(−1/2), R a random rotation of seed 3"
+    assert "R a random rotation of seed 3" in drawn.view().verdict[0]
+    law = named_measure("vmf", 2)
+    assert drawn.inputs["A"] == designed_head(law, 1.0, seed=3).A.tolist()
+    given = measure_hardmax([50, 100, 200], head=Head(np.eye(2)), **options)
+    assert given.inputs["A"] == [[1.0, 0.0], [0.0, 1.0]]
+    assert given.inputs["matrix"] == "that of the head given"
+    plain = hardmax_study(law, Head(np.eye(2)), (50, 100, 200), replicates=8, queries=50, seed=3)
+    assert given.hardmax.measured == pytest.approx(plain.error)
+    (figure, *_, table) = given.view().sections[0].blocks
+    # The mean output of von Mises-Fisher tokens is not 0: what falls is its scatter.
+    assert given.inputs["error"] == figure.y.label == table.title == "E|mean output − its expectation|"
+    line = measure_hardmax([50, 100, 200], replicates=4)
+    assert (line.inputs["error"], line.inputs["A"]) == ("E|mean output|", [[1.0]])
+    with pytest.raises(InputError, match="dimension 2 and the head 3; expected the same"):
+        measure_hardmax([50, 100], head=Head(np.eye(3)), **options)
 
 
 def test_no_law_is_named_where_the_evidence_does_not_decide():

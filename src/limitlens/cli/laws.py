@@ -108,7 +108,7 @@ def hardmax(
     replicates: Replicates = 400,
     queries: Annotated[int, Option(help="Queries per sample (not for gaussian, dim 1).")] = 2048,
 ) -> None:
-    """Measure E|mean output| over n tokens with argmax for softmax: does it fall as a power of n or of log n?
+    """Measure the scatter of the mean output over n tokens with argmax for softmax: is it a power of n or of log n?
 
     Example: limitlens hardmax --sizes 100:1000000:9 --horizons 0.5:16:6 --plot
     """

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from limitlens.arrays import pd, torch
-from limitlens.attention.head import Head, designed_head
+from limitlens.attention.head import Head, as_head, designed_head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.estimate import Estimate
@@ -38,6 +38,9 @@ check_horizon = partial(
     low=-STEEPEST, below=np.nextafter(STEEPEST, np.inf),
 )  # fmt: skip
 DASHES: Mapping[str, Dash] = {"influence": "dashed", "finite": "dashed", "asymptotic": "dotted"}
+# Error that was measured. Standard normal tokens have the mean output 0 in expectation, so its size is its error.
+ABOUT_ZERO = "E|mean output|"
+SCATTER = "E|mean output − its expectation|"
 FOLLOWS = {
     "log": "follows a logarithm",
     "power": "follows a power law",
@@ -76,7 +79,8 @@ class Hardmax(Result):
     """Result of `hardmax`: error of attention with argmax against n, and with softmax at several score strengths."""
 
     kind, file = "hardmax", "hardmax"
-    inputs: Mapping[str, Any]  # measure, dim, replicates, seed
+    # measure, dim, replicates, seed, error (what was measured, in words), matrix (how the score matrix A was chosen), A
+    inputs: Mapping[str, Any]
     hardmax: HardmaxCurve
     softmax: tuple[HardmaxCurve, ...]
 
@@ -103,7 +107,7 @@ class Hardmax(Result):
 
     def view(self) -> View:
         """HTML page: errors with softmax and argmax against n, and whether each follows a power law or a logarithm."""
-        hard, rate, measure = self.hardmax, self.hardmax.rate, self.inputs["measure"]
+        hard, rate, measure, error = self.hardmax, self.hardmax.rate, self.inputs["measure"], self._error
         first, last = f"{hard.n[0]:,}", f"{hard.n[-1]:,}"
         laws = [
             (curve.label, Estimate(fit.slope, fit.stderr), fit.log_exponent, f"{fit.law} ({fit.evidence:+.1f})")
@@ -114,16 +118,16 @@ class Hardmax(Result):
         compared = f"; softmax at {plural(len(self.softmax), 'horizon')} is the comparison" if self.softmax else ""
         follows = "follows no law that could be fitted" if rate is None else FOLLOWS[rate.law]
         lead = (
-            "E|mean output| against n. A straight line is a power law; hardmax bends into a logarithm. Broken lines "
-            "are predicted."
+            f"{error} against n. A straight line is a power law; hardmax bends into a logarithm. Broken lines are "
+            "predicted."
         )
-        blocks: list[Block] = [self._figure(), Table("laws", columns, laws), frame_table("E|mean output|", self.table)]
+        blocks: list[Block] = [self._figure(), Table("laws", columns, laws), frame_table(error, self.table)]
         return View(
             f"Hardmax on {measure} tokens in dimension {self.inputs['dim']}",
             f"n from {first} to {last} · {hard.replicates} replicates",
             (
-                f"Softmax was replaced by argmax on {measure} tokens, and the mean output measured for n from "
-                f"{first} to {last}{compared}.",
+                f"Softmax was replaced by argmax on {measure} tokens, with score matrix A = "
+                f"{self.inputs.get('matrix', '1')}, and {error} measured for n from {first} to {last}{compared}.",
                 f"With argmax the error {follows}: {short(hard.measured[0])} at n = {first} and still "
                 f"{short(hard.measured[-1])} at n = {last}.",
                 "More tokens hardly improve a head that has become an argmax: lower its inverse temperature, or keep "
@@ -131,6 +135,10 @@ class Hardmax(Result):
             ),
             [Section("From softmax to hardmax", lead, blocks)],
         )
+
+    @property
+    def _error(self) -> str:
+        return str(self.inputs.get("error", ABOUT_ZERO))  # runs saved by older versions do not name it
 
     def _figure(self) -> Figure:
         series = []
@@ -142,21 +150,23 @@ class Hardmax(Result):
                 name = f"{curve.label}: {label} ({predicted.status.value})"
                 listed = curve is self.hardmax
                 series.append(line(name, curve.n, predicted.value, colour, DASHES[label], listed=listed))
-        across, up = Axis("number of tokens n", log=True), Axis("E|mean output|", log=True)
-        return Figure("E|mean output| against n", across, up, series, height=400)
+        across, up = Axis("number of tokens n", log=True), Axis(self._error, log=True)
+        return Figure(f"{self._error} against n", across, up, series, height=400)
 
 
 def hardmax(
     sizes: str | Sequence[int] = "100:1000000:9", *, measure: str | TokenLaw = "gaussian", dim: int = 1,
-    horizons: str | Sequence[float] = "0.5", replicates: int = 400, queries: int = 2048, seed: int = 0,
-    yes: bool = False, progress: Progress | None = None, checkpoint: Checkpoint | None = None,
+    head: Head | None = None, horizons: str | Sequence[float] = "0.5", replicates: int = 400, queries: int = 2048,
+    seed: int = 0, yes: bool = False, progress: Progress | None = None, checkpoint: Checkpoint | None = None,
 ) -> Hardmax:  # fmt: skip
     """Measure the error of attention with argmax in place of softmax: does it fall like a power of n or a logarithm?
 
     The error is that of the mean output over n tokens, n in `sizes`. For "gaussian" tokens and `dim` 1 a formula is
     known, and softmax with scores H·x·y between tokens x and y, H in `horizons`, is measured too. Other tokens are
-    given by a name and `dim`, or as a `Measure`. They are measured with `queries` queries per sample, and a
-    `checkpoint` saves finished replicates. Ranges are "lo:hi:k", "a,b,c" or sequences. `progress` gets (done, total).
+    given by a name and `dim`, or as a `Measure`, and the scores by a `head`: without one, the score matrix is a random
+    rotation of the whitened tokens. They are measured with `queries` queries per sample, the error is the scatter of
+    the mean output about its expectation, and a `checkpoint` saves finished replicates. Ranges are "lo:hi:k", "a,b,c"
+    or sequences. `progress` gets (done, total).
 
     >>> result = ll.hardmax([100, 1000, 10_000], replicates=20)
     >>> sorted(result.table.columns)[:2], len(result.table)
@@ -167,7 +177,8 @@ def hardmax(
     _check(counts, replicates)
     check_seed(seed)
     inputs: dict[str, Any] = {"measure": "gaussian", "dim": 1, "replicates": replicates, "seed": seed}
-    if measure == "gaussian" and dim == 1:
+    if measure == "gaussian" and dim == 1 and head is None:
+        inputs |= {"error": ABOUT_ZERO, "matrix": "1", "A": [[1.0]]}
         for horizon in grid:
             check_horizon(horizon)
         samples = float(replicates) * len(counts) * (1 + len(grid))
@@ -182,10 +193,15 @@ def hardmax(
     check_number("queries", queries, "at least 2, such as 2048", low=2)
     token_seconds = law.dim * (NUMBER_SECONDS + min(queries, counts[-1]) * SCORE_SECONDS)
     check_cost("hardmax", seconds=token_seconds * replicates * counts[-1], yes=yes)
-    head = designed_head(law, 1.0, seed=seed)
+    matrix = "that of the head given"
+    if head is None:
+        head = designed_head(law, 1.0, seed=seed)
+        matrix = f"Σ^(−1/2) R Σ^(−1/2), R a random rotation of seed {seed}" if law.dim > 1 else f"{head.A[0, 0]:.4g}"
+    as_head(head, law.dim)
     options: dict[str, Any] = {"replicates": replicates, "queries": queries, "seed": seed}
     errors = hardmax_study(law, head, counts, **options, progress=progress, checkpoint=checkpoint)
     inputs |= {"measure": measure if isinstance(measure, str) else repr(law), "dim": law.dim}
+    inputs |= {"error": SCATTER, "matrix": matrix, "A": head.A.tolist()}
     return Hardmax(inputs, HardmaxCurve.of(f"hardmax over {law!r}", errors), ())
 
 

@@ -111,9 +111,10 @@ class ScalingLimits(Result):
                 f"One query attended to {n} random keys at inverse temperature {short(inputs['beta'])}, in "
                 f"{replicates} replicates.",
                 f"The head is {self.regime}: {FATE[self.regime]} ({short(shared and 1 / shared)} effective keys).",
-                f"At this temperature it stops selecting beyond about {short(known['critical_n'].predicted)} keys; "
-                f"with {n} keys, β near {short(known['critical_beta'].predicted)} is the critical scale, and β must "
-                f"grow like {falling(-2 / self.local['exponent'])} to stay there.",
+                f"At this temperature the critical scale, θ = 1, is at about {short(known['critical_n'].predicted)} "
+                f"keys, and more keys share the mass among more of them. With {n} keys it is at β near "
+                f"{short(known['critical_beta'].predicted)}, and β must grow like "
+                f"{falling(-2 / self.local['exponent'])} to stay there.",
             ),
             [
                 Section("Regime of this head", ordered, [self._ordered_figure(), control]),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from limitlens.attention.head import HARDMAX_BEYOND, Head, as_head
+from limitlens.attention.head import Head, as_head
 from limitlens.attention.kernels import as_precision, choose_device, kernel_words
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
@@ -215,9 +215,9 @@ def _predicted_curves(
     """Predicted errors (sizes,) for Gaussian tokens: `output` (exact), and `mean` where its formula is verified.
 
     `mean` needs centred tokens without `mask_self`, and d = 1 or a small ‖Σ^{1/2} A Σ^{1/2}‖_F (docs/theory.md). There
-    is no prediction for other tokens, with a query bias, or beyond the horizon `HARDMAX_BEYOND`.
+    is no prediction for other tokens or with a query bias.
     """
-    if not isinstance(measure, Gaussian) or head.query_bias.any() or head_reach.horizon > HARDMAX_BEYOND:
+    if not isinstance(measure, Gaussian) or head.query_bias.any():
         return {}
     covariance, A, V = measure.covariance, head.A, head.V
     predicted = {"output": curve.output_error(covariance, A, sizes, V=V, mean=measure.mean, mask_self=mask_self)}

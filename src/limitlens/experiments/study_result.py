@@ -22,6 +22,7 @@ from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.estimators import controlled, denoised
 from limitlens.statistics.fit import Rate
 from limitlens.statistics.tokens_for import TokensFor
+from limitlens.theory.rates import WEAK
 
 MOMENT = {"output": 2}  # the output error is a root mean square over queries and replicates; the others are E|error|
 AS_STORED = (
@@ -197,7 +198,8 @@ class StudyResult(Result):
                 f"Attention over n tokens of {self.measure} was compared with its exact infinite-token limit, "
                 f"{span(self)}, in {self.replicates} replicates.",
                 _fitted_rates(self),
-                f"Tokens needed for a relative output error of {WANTED[0]:.0%}: {self.tokens_for(WANTED[0])}.",
+                f"Tokens needed for a relative output error of {WANTED[0]:.0%}: {self.tokens_for(WANTED[0])}."
+                + _weak_note(self),
             ),
             [
                 Section("Error against the number of tokens", MARKS, [_errors_figure(self), values]),
@@ -244,7 +246,7 @@ def _slopes_figure(study: StudyResult) -> Figure:
 def _rates_table(study: StudyResult) -> Table:
     rows = []
     for name, curve in study.errors.items():
-        rate, slope, interval, law = curve.rate, None, "too few sizes", None
+        rate, slope, interval, law = curve.rate, None, _no_rate(curve), None
         if rate is not None:
             slope = Estimate(rate.slope, rate.stderr)
             interval = f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}"
@@ -258,13 +260,28 @@ def _rates_table(study: StudyResult) -> Table:
 def _fitted_rates(study: StudyResult) -> str:
     fitted = {name: curve.rate for name, curve in study.errors.items() if curve.rate is not None}
     if not fitted:
-        return "There are too few sizes to fit a rate; the table has the errors."
+        return f"No rate can be fitted ({_no_rate(study.errors['output'])}); the table has the errors."
     falls = join([f"the {name} error falls like {falling(rate.slope)}" for name, rate in fitted.items()])
     logs = [name for name, rate in fitted.items() if rate.law == "log"]
     return (
         f"As n grows {falls}; for horizon {short(study.theory['horizon'])} the exponents tend to "
         f"{short(study.asymptotic['mean'])} for the moments and {short(study.asymptotic['output'])} for the output."
         + (f" A logarithm fits better for {join(logs)}." if logs else "")
+    )
+
+
+def _no_rate(curve: ErrorCurve) -> str:
+    """Reason why no rate was fitted: too few sizes, or errors too close to the rounding errors of float32."""
+    return "too few sizes" if curve.usable.sum() == len(curve.sizes) else "too close to the numerical floor"
+
+
+def _weak_note(study: StudyResult) -> str:
+    """Advice where the infinite-token output is smaller than the sampling error of a plain average of tokens."""
+    if study.theory["horizon"] > WEAK or not study.relative.error[-1] > 1:
+        return ""
+    return (
+        f" The limit itself is small at horizon {short(study.theory['horizon'])}: a larger horizon, not a smaller one, "
+        "lowers the relative error."
     )
 
 

@@ -84,7 +84,7 @@ class HorizonSweep(_Sweep):
         drawn = [curve.theory["rate_drawn"] for curve in self.curves]
         rows = [*zip(self.values, *slopes, *asymptotic.values(), drawn, strict=True)]
         columns = ["H", *FITTED, "asymptotic, moments", "asymptotic, output (rms)", "1/(2(1+H²))"]
-        found = "There are too few sizes to fit a rate."
+        found = "No rate of the mean can be fitted: too few sizes, or errors too close to the numerical floor."
         means = self.slopes("mean")[0]
         known = np.flatnonzero(np.isfinite(means))
         if known.size:

@@ -14,6 +14,7 @@ from limitlens.report.text import falling, join, short, ten_to
 from limitlens.report.view import SHADES, Axis, Cell, Figure, Section, Table, View, points
 from limitlens.results import Result
 from limitlens.theory._summary import summary
+from limitlens.theory.rates import WEAK
 
 # Predictions that are shown as tables: title, then the columns by their keys.
 _VALUE = {"predicted": "predicted", "status": "status"}
@@ -114,11 +115,18 @@ class TheoryReport(Result):
         advice = "No 95% interval is valid;"
         if valid:
             advice = f"95% intervals are valid at {join(valid)} standard deviations; for larger queries"
+        remedy = f"{advice} use more tokens or a higher temperature."
+        relative = self.curves.get("relative_output")
+        if self.predicted["theory"]["horizon"] <= WEAK and relative is not None and relative[-1] > 1:
+            remedy = (
+                f"The limit itself is small, and the relative output error {short(float(relative[-1]))}: use more "
+                "tokens or a lower temperature, that is a larger horizon."
+            )
         return (
             f"Predicted without sampling: attention over n = {inputs['n']:g} tokens of {inputs['measure']}.",
             f"The horizon is {short(self.predicted['theory']['horizon'])}: the mean and covariance of the outputs "
             f"approach their limit like {moments}, the outputs of one sample like {output}.",
-            f"{advice} use more tokens or a higher temperature.",
+            remedy,
         )
 
     def _prediction_tables(self) -> list[Table]:

@@ -1,7 +1,9 @@
 """Rates (exponents of decay with n) fitted to error curves, with confidence intervals.
 
 The power law e = c n^{−β} is compared with the logarithmic law e = c (ln n)^{−γ}. Both have two parameters, so the
-difference of their misfits χ² is that of their information criteria (AIC).
+difference of their misfits χ² is that of their information criteria (AIC). The local slopes γ/ln n of a logarithm fall
+to 0. Slopes that fall and then level off look the same on few sizes, so a logarithm with a large γ has to fit better
+than e = c n^{−β} (1 + b n^{−δ}) with δ = 1/2 or 1, whose slopes fall to β.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,6 +17,8 @@ from limitlens.errors import Array
 from limitlens.statistics.bootstrap import ENDS, TwoWayBootstrap, student_factor
 
 DECIDES = 10  # evidence from which on one law is preferred to the other
+GENTLE = 1.5  # largest γ of a logarithm that is compared with n^{−β} alone; hardmax has .8 on n = 1e2 to 1e6
+BENDS = np.geomspace(0.01, 100, 41)  # values of b n^{−δ} at the smallest size
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,9 @@ class Rate:
     stderr: float  # standard error and 95% interval of the slope, over replicates, clusters of queries and windows
     interval: tuple[float, float]
     constant: float  # c of the power law
-    evidence: float  # AIC(log) − AIC(power): positive for the power law, noticeable beyond ±2, decisive beyond ±10
+    # AIC(log) − AIC(power): positive for a power law, noticeable beyond ±2, decisive beyond ±10. If a logarithm with
+    # γ > 1.5 fits better than n^{−β}, this is against the power law that levels off.
+    evidence: float
     log_exponent: float  # γ of e = c (ln n)^{−γ}
     misfit: float  # χ² per degree of freedom of the better law; far above 1 neither law holds on these sizes
     used: tuple[int, ...]  # sizes in the fit; those with errors too close to numerical error are left out
@@ -69,14 +75,21 @@ def fit_rate(sizes: Array, bootstrap: TwoWayBootstrap, usable: NDArray[np.bool_]
     half_width = float(special.ndtri(ENDS[1]) * np.sqrt(wider**2 * (over_replicates + over_clusters) + over_text))
     replicates, clusters = bootstrap.counts
     independent = min(replicates, clusters) if clusters > 1 else replicates
-    power, log = (_misfit(x, log_mean, covariance, independent) for x in (np.log(n), np.log(np.log(n))))
+    x, log_x = np.log(n), np.log(np.log(n))
+    log_exponent = -float(_line_weights(log_x)[1] @ log_mean)
+    power, log = (_misfit(at, log_mean, covariance, independent) for at in (x, log_x))
+    evidence = log - power
+    if evidence < 0 and log_exponent > GENTLE:
+        bends = (np.log1p(b * (n / n[0]) ** -delta) for b in BENDS for delta in (0.5, 1.0))
+        level = min(_misfit(x, log_mean - bend, covariance, independent) for bend in bends)
+        evidence = max(evidence, log - level - 2)  # 2 for one more parameter
     return Rate(
         slope=-minus_slope,
         stderr=float(np.sqrt(over_replicates + over_clusters + over_text)),
         interval=(-minus_slope - half_width, -minus_slope + half_width),
         constant=float(np.exp(intercept)),
-        evidence=float(log - power),
-        log_exponent=-float(_line_weights(np.log(np.log(n)))[1] @ log_mean),
+        evidence=float(evidence),
+        log_exponent=log_exponent,
         misfit=float(min(power, log) / (len(n) - 2)),
         used=tuple(int(size) for size in n),
     )

@@ -23,7 +23,7 @@ class Summary:
     """All predictions for attention of one head over n tokens of one distribution (made by `summary`).
 
     `predicted` is a JSON document with the keys inputs, theory (numbers by name), rates, uniform, queries and warnings.
-    Gaussian tokens add local_rates, constants and curve, and in d = 1 hardmax.
+    Gaussian tokens add local_rates, constants and curve, and those of mean 0 in d = 1 hardmax.
     """
 
     predicted: Mapping[str, Any]
@@ -93,7 +93,7 @@ def summary(
     if case.gaussian:
         document["local_rates"] = {moment: case.local_rate(moment) for moment in ("mean", "covariance")}
         document |= {"constants": case.constants(), "curve": case.curve(counts, mask_self)}
-    if case.gaussian and law.dim == 1:
+    if case.gaussian and law.dim == 1 and not law.mean.any():
         document["hardmax"] = {
             "finite": predicted(hardmax.hardmax_finite(n, case.scale), hardmax.finite_status(n)),
             "asymptotic": predicted(hardmax.hardmax_asymptotic(n, case.scale), PROVED),

@@ -138,6 +138,8 @@ class TiltCost:
         The minimum, at most 1, over 0 < δ < 1 of trace/(n error² (1-δ)²) + exp(-n δ²/(2(1+χ²))).
         """
         wanted = check_number("the error", error, "a positive number", closed=False)
+        if not np.isfinite(self.trace):  # beyond the range of floats
+            return 1.0
         delta = np.linspace(0.001, 0.999, 999)
         chebyshev = self.trace / (_count(n) * wanted**2 * (1 - delta) ** 2)
         return float(min(1.0, np.min(chebyshev + np.exp(-n * delta**2 / (2 * (1 + self.chi_squared))))))

@@ -11,10 +11,11 @@ the mean of the tokens. All of this is exact for every n (docs/theory.md).
 
 from dataclasses import dataclass
 from math import isqrt
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import chdtri, ndtri
+from scipy.special import chdtri, ndtr, ndtri
 
 from limitlens.errors import Array, InputError, as_array
 from limitlens.theory.prediction import as_sizes, value_matrix
@@ -26,8 +27,9 @@ QUERY_POINTS = 1024  # quadrature points for the law of queries in d > 1
 _TILTS = (1.5, 2.5, 5.0, 8.0)  # root mean square tilts of the wider Gaussians that part of the points come from
 _STEP = 0.25  # trapezoid step h in log s: error e^{-π²/h}, since integrands are analytic in a strip of half-width π/2
 LARGEST = 1e20  # largest n; for larger ones a₁ loses its digits to cancellation
-_STEEP = 30.0  # tilt from which the step is doubled, at an error of 5e-7
+_STEEP = 30.0  # tilt from which the grid no longer grows with the tilt; it must exceed √(2 ln n)
 _WIDEST = 0.4  # largest step h over standard normal coordinates: error e^{-2π²/h²}
+_Averages: TypeAlias = tuple[Array, Array | float, Array, Array, Array, Array]
 _TAIL = 9.0  # standard deviations beyond which a Gaussian factor is below 1e-17
 
 
@@ -58,8 +60,8 @@ def pointwise_error(tilts: ArrayLike, sizes: ArrayLike, own: ArrayLike | None = 
 
 
 def _moments(tau: float, n: Array, own: float | None) -> tuple[Array, Array, Array, Array]:
-    step = _STEP if tau < _STEEP else 2 * _STEP
-    log_s, log_rest, a1, a2, b2 = _laplace_averages(tau, step, float(n.min()), float(n.max()), own)
+    averages = _laplace_averages if tau < _STEEP else _steep_averages
+    log_s, step, log_rest, a1, a2, b2 = averages(tau, float(n.min()), float(n.max()), own)
     others = n[:, None] - (own is not None)
     none_out = np.exp(others * log_rest)
     one_out = others * np.exp((others - 1) * log_rest)
@@ -73,14 +75,13 @@ def _moments(tau: float, n: Array, own: float | None) -> tuple[Array, Array, Arr
     return along, one_out @ (damping * b2), none_out @ (damping * weight**2), own_along
 
 
-def _laplace_averages(
-    tau: float, step: float, smallest: float, largest: float, own: float | None
-) -> tuple[Array, Array, Array, Array, Array]:
-    """Grid of log s for n from `smallest` to `largest`, and log(1-q), s a₁, s² a₂ and s² b₂ on it: each (nodes,)."""
+def _laplace_averages(tau: float, smallest: float, largest: float, own: float | None) -> _Averages:
+    """Grid of log s for n from `smallest` to `largest`, its step, and log(1-q), s a₁, s² a₂, s² b₂: (nodes,) each."""
+    step = _STEP
     aligned = tau * _WIDEST >= step
     depth = np.log(largest) + 40.0  # the averaged functions of u = log s + τ z are negligible for u < -depth
     # Range of z that matters: the mass of W² is near 2τ, or 1.155 L if one token balances all; beyond L, the largest.
-    low = -float(ndtri(50 / smallest)) if smallest > 100 else -_TAIL
+    low = _lowest(smallest)
     edge = np.sqrt(2 * np.log(max(largest, 2.0)))
     high = float(np.sqrt(edge**2 + _TAIL**2) if tau > edge else min(2 * tau, 1.16 * edge) + _TAIL)
     z = np.arange(max(-_TAIL, low - depth / max(tau, 1e-300)), high, step / tau if aligned else _WIDEST)
@@ -98,7 +99,43 @@ def _laplace_averages(
     once = sw * np.exp(-sw)
     q, a1 = average(-np.expm1(-sw), density), average(once, density * gap)
     a2, b2 = average(sw * once, density * gap**2), average(sw * once, density)
-    return log_s, np.log1p(-np.minimum(q, 1.0 - 1e-16)), a1, a2, b2
+    return log_s, step, np.log1p(-np.minimum(q, 1.0 - 1e-16)), a1, a2, b2
+
+
+def _steep_averages(tau: float, smallest: float, largest: float, own: float | None) -> _Averages:
+    """Like `_laplace_averages` for a tilt τ ≥ `_STEEP`, on a grid that is no larger for a larger tilt.
+
+    With log s = -τy and u = log s + τz, averages over z = y + u/τ are smooth in y. The step in y is 0.49/√(2 ln n), and
+    1/(3τ) around the query's own token, whose weight rises from 0 to 1 there. The error is below 1e-7.
+    """
+    edge = float(np.sqrt(2 * np.log(max(largest, 2.0))))
+    step = min(0.2, 0.49 / edge)  # error e^{-π²/(step · edge)}, as (1-q)^n is like exp(-e^{-edge (y - edge)})
+    first, last = _lowest(smallest) - 8.0 / tau, float(np.hypot(edge, _TAIL))
+    if own is None:
+        y = np.arange(first, last, step)
+        width = np.full(len(y), tau * step)
+    else:
+        # The node of number t is y = own + (4/τ) sinh r with t = (y - own)/step + 12r, solved by Newton's method.
+        ends = np.array((first, max(last, own + 20.0 / tau))) - own
+        t = np.arange(*(ends / step + 12 * np.arcsinh(ends * tau / 4)))
+        share = 4 / (tau * step)
+        r = np.minimum(np.abs(t) / 12, np.arcsinh(np.abs(t) / share))
+        for _ in range(8):
+            r -= (share * np.sinh(r) + 12 * r - np.abs(t)) / (share * np.cosh(r) + 12)
+        y = own + np.sign(t) * (4 / tau) * np.sinh(r)
+        width = 4 * np.cosh(r) / (share * np.cosh(r) + 12)
+    u, du = np.linspace(-50.0, 5.0, 166, retstep=True)
+    z = y[:, None] + u / tau
+    once = du * np.exp(u - np.exp(u))
+    density = np.exp(-(z**2) / 2) / (tau * np.sqrt(2 * np.pi))
+    q, gap = ndtr(-z) @ once, z - tau  # q by parts: 1 - e^{-sW} is the integral of `once`
+    a1, twice = (density * gap) @ once, np.exp(u) * once
+    return -tau * y, width, np.log1p(-np.minimum(q, 1.0 - 1e-16)), a1, (density * gap**2) @ twice, density @ twice
+
+
+def _lowest(smallest: float) -> float:
+    """Lower end of the whitened tokens z that matter for n ≥ `smallest` tokens: the largest weight is above it."""
+    return -float(ndtri(50 / smallest)) if smallest > 100 else -_TAIL
 
 
 def three_piece(tilts: ArrayLike, n: float) -> Array:
