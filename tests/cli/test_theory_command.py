@@ -105,6 +105,21 @@ def test_a_study_of_another_law_uses_the_rate_of_its_variance_proxy():
     assert found["rate_proved"] == pytest.approx(1 / (2 * (1 + 32 * 225)))
 
 
+def test_a_study_of_bounded_tokens_says_whether_its_rate_is_reached():
+    import limitlens as ll
+
+    sizes = {"sizes": [8, 16, 32], "replicates": 4, "queries": 8}
+    far = ll.study(Sphere(50), ll.designed_head(Sphere(50), 1.0), **sizes, mask_self=True)
+    assert (far.theory["rate_compact"], np.isnan(far.theory["rate_proved"])) == (0.5, True)
+    assert any("not reached here" in warning for warning in far.warnings)
+    table = next(section for section in far.view().sections if section.title == "Rates").blocks[0]
+    assert table.columns[5] == "proved at least (asymptotically)"
+    assert [row[5] for row in table.rows] == [0.5] * 3
+    near = ll.study(ll.Sample(np.random.default_rng(0).normal(size=(64, 1))), ll.Head(0.1), **sizes)
+    assert not any("not reached" in warning for warning in near.warnings)
+    assert any("empirical law" in note for note in near.notes)
+
+
 def test_theory_warns_of_self_dominance_and_offers_the_flag(capsys):
     from limitlens.cli.common import warn
 
