@@ -10,13 +10,13 @@ import typer
 from typer.testing import CliRunner
 
 from limitlens.attention.head import Head
-from limitlens.cli.laws import hardmax, tails, theory
+from limitlens.cli.laws import hardmax, study, tails, theory
 from limitlens.errors import InputError
 from limitlens.measures import Gaussian, GaussianMixture, Sphere
 from limitlens.theory import summary
 
 COMMANDS = typer.Typer()
-for command in (theory, hardmax, tails):
+for command in (theory, study, hardmax, tails):
     COMMANDS.command()(command)
 
 
@@ -120,6 +120,24 @@ def test_a_study_of_bounded_tokens_says_whether_its_rate_is_reached():
     assert any("empirical law" in note for note in near.notes)
 
 
+def test_law_and_head_are_given_by_numbers(tmp_path):
+    found = json.loads(run("theory", "--mean", 3, "--matrix", 0.5, "--n", 1000, "--json"))
+    assert found["constants"]["mean"]["predicted"] == pytest.approx(106.354, abs=1e-3)
+    found = json.loads(run("theory", "--covariance", "9,.1", "--matrix", "0,5", "--json"))["theory"]
+    assert (found["coupling"], found["horizon"]) == pytest.approx((22.5, 0.5))
+    np.save(tmp_path / "A.npy", [[0.0, 1.0], [0.0, 0.0]])
+    found = json.loads(run("theory", "--matrix", tmp_path / "A.npy", "--mean", -1, "--covariance", 4, "--json"))
+    assert found["theory"]["horizon"] == pytest.approx(4)
+    assert found["theory"]["mean_tilt"] == pytest.approx(2)
+    assert json.loads(run("theory", "--dim", 3, "--spectrum", "2,1,0", "--json"))["theory"][
+        "frobenius"
+    ] == pytest.approx(np.sqrt(1.25))
+    options = ("--mean", "1,0", "--matrix", "0.5", "--sizes", "10,20,40", "--replicates", 4, "--queries", 4)
+    document = json.loads(run("study", *options, "--json"))
+    assert document["measure"] == "Gaussian(dim=2, mean=[1, 0], covariance=1)"
+    assert document["theory"]["mean_tilt"] == pytest.approx(0.5)
+
+
 def test_theory_warns_of_self_dominance_and_offers_the_flag(capsys):
     from limitlens.cli.common import warn
 
@@ -213,6 +231,15 @@ def test_predicted_curve_lies_on_the_measured_one():
         ("theory", "--error", 0),
         ("theory", "--measure", "cauchy"),
         ("theory", "--radius", -2),
+        ("theory", "--mean", "one"),
+        ("theory", "--mean", "1,2", "--matrix", "1,2,3"),
+        ("theory", "--mean", "1,2", "--dim", 3),
+        ("theory", "--mean", 1, "--measure", "sphere"),
+        ("theory", "--matrix", 1, "--horizon", 2),
+        ("theory", "--matrix", "nowhere.npy"),
+        ("theory", "--dim", 2, "--spectrum", "1,-1"),
+        ("study", "--matrix", 1, "--horizons", "1,2"),
+        ("study", "--sample", "tokens.npy", "--mean", 1),
         ("hardmax", "--sizes", "10:1"),
         ("hardmax", "--replicates", 1),
         ("tails", "--law", "cauchy"),
