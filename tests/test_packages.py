@@ -56,7 +56,7 @@ EDGES = {
 # Dependencies that break a rule of this file and still have to be removed.
 KNOWN_EDGES: set[tuple[str, str]] = set()
 
-MAX_SOURCE_LINES = 22_000
+MAX_SOURCE_LINES = 26_000
 MAX_PACKAGE_LINES = 3_500
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80

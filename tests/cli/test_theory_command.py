@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from limitlens.attention.head import Head
 from limitlens.cli import main
-from limitlens.cli.laws import hardmax, tails, theory
+from limitlens.cli.laws import hardmax, study, tails, theory
 from limitlens.errors import InputError
 from limitlens.measures import Gaussian, GaussianMixture, Sphere
 from limitlens.theory import summary
 
 COMMANDS = typer.Typer()
-for command in (theory, hardmax, tails):
+for command in (theory, study, hardmax, tails):
     COMMANDS.command()(command)
 
 
@@ -104,6 +104,39 @@ def test_a_study_of_another_law_uses_the_rate_of_its_variance_proxy():
     found = ll.study(mixture, ll.Head(0.3), sizes=[16, 32, 64], replicates=4, seed=0).theory
     assert found["coupling"] == pytest.approx(0.0891, abs=1e-4)
     assert found["rate_proved"] == pytest.approx(1 / (2 * (1 + 32 * 225)))
+
+
+def test_a_study_of_bounded_tokens_says_whether_its_rate_is_reached():
+    import limitlens as ll
+
+    sizes = {"sizes": [8, 16, 32], "replicates": 4, "queries": 8}
+    far = ll.study(Sphere(50), ll.designed_head(Sphere(50), 1.0), **sizes, mask_self=True)
+    assert (far.theory["rate_compact"], np.isnan(far.theory["rate_proved"])) == (0.5, True)
+    assert any("not reached here" in warning for warning in far.warnings)
+    table = next(section for section in far.view().sections if section.title == "Rates").blocks[0]
+    assert table.columns[5] == "proved at least (asymptotically)"
+    assert [row[5] for row in table.rows] == [0.5] * 3
+    near = ll.study(ll.Sample(np.random.default_rng(0).normal(size=(64, 1))), ll.Head(0.1), **sizes)
+    assert not any("not reached" in warning for warning in near.warnings)
+    assert any("empirical law" in note for note in near.notes)
+
+
+def test_law_and_head_are_given_by_numbers(tmp_path):
+    found = json.loads(run("theory", "--mean", 3, "--matrix", 0.5, "--n", 1000, "--json"))
+    assert found["constants"]["mean"]["predicted"] == pytest.approx(106.354, abs=1e-3)
+    found = json.loads(run("theory", "--covariance", "9,.1", "--matrix", "0,5", "--json"))["theory"]
+    assert (found["coupling"], found["horizon"]) == pytest.approx((22.5, 0.5))
+    np.save(tmp_path / "A.npy", [[0.0, 1.0], [0.0, 0.0]])
+    found = json.loads(run("theory", "--matrix", tmp_path / "A.npy", "--mean", -1, "--covariance", 4, "--json"))
+    assert found["theory"]["horizon"] == pytest.approx(4)
+    assert found["theory"]["mean_tilt"] == pytest.approx(2)
+    assert json.loads(run("theory", "--dim", 3, "--spectrum", "2,1,0", "--json"))["theory"][
+        "frobenius"
+    ] == pytest.approx(np.sqrt(1.25))
+    options = ("--mean", "1,0", "--matrix", "0.5", "--sizes", "10,20,40", "--replicates", 4, "--queries", 4)
+    document = json.loads(run("study", *options, "--json"))
+    assert document["measure"] == "Gaussian(dim=2, mean=[1, 0], covariance=1)"
+    assert document["theory"]["mean_tilt"] == pytest.approx(0.5)
 
 
 def test_theory_warns_of_self_dominance_and_offers_the_flag(capsys):
@@ -199,6 +232,15 @@ def test_predicted_curve_lies_on_the_measured_one():
         ("theory", "--error", 0),
         ("theory", "--measure", "cauchy"),
         ("theory", "--radius", -2),
+        ("theory", "--mean", "one"),
+        ("theory", "--mean", "1,2", "--matrix", "1,2,3"),
+        ("theory", "--mean", "1,2", "--dim", 3),
+        ("theory", "--mean", 1, "--measure", "sphere"),
+        ("theory", "--matrix", 1, "--horizon", 2),
+        ("theory", "--matrix", "nowhere.npy"),
+        ("theory", "--dim", 2, "--spectrum", "1,-1"),
+        ("study", "--matrix", 1, "--horizons", "1,2"),
+        ("study", "--sample", "tokens.npy", "--mean", 1),
         ("hardmax", "--sizes", "10:1"),
         ("hardmax", "--replicates", 1),
         ("tails", "--law", "cauchy"),

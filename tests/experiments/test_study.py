@@ -414,7 +414,7 @@ def test_bounded_tokens_tend_to_one_half_on_page_and_terminal_alike():
     assert [row[rates.columns.index("asymptotic")] for row in rates.rows] == [0.5] * 3
     slopes = next(figure for figure in blocks(curve.view(), Figure) if figure.title == "Local slopes")
     assert [guide.y for guide in slopes.guides] == [0.5]
-    assert "the exponents tend to 0.5 for the moments and 0.5 for the output" in curve.view().verdict[1]
+    assert "the exponents tend, as n → ∞, to 0.5 for the moments and 0.5 for the output" in curve.view().verdict[1]
     free = ll.study(LINE, ll.Head(2.0), [50, 100, 200], replicates=10, queries=32, radius=1.0)
     assert free.asymptotic["mean"] == pytest.approx(0.2)
     assert free.asymptotic["output"] == pytest.approx(free.theory["rate_rms_output"])

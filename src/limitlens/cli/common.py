@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import wraps
@@ -191,7 +191,12 @@ def spectrum_of(text: str) -> str | list[float]:
     """Convert the value of --spectrum, singular values of a head: "flat" and "1/k" stay, "3,2,1" becomes a list."""
     from limitlens.sampling.cells import parse_grid
 
-    return text if text in ("flat", "1/k") else parse_grid(text, "the spectrum, where neither flat nor 1/k,")
+    if text in ("flat", "1/k"):
+        return text
+    with suppress(ValueError):
+        if "," in text:
+            return [float(part) for part in text.split(",")]  # zeros are fine; `designed_head` checks the numbers
+    return parse_grid(text, "the spectrum, where neither flat nor 1/k,")
 
 
 def print_json(document: Any) -> None:

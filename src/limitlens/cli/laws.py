@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from typer import Context, Option
 
 from limitlens.cli.common import Replicates, Result, Sizes, command, spectrum_of
+from limitlens.cli.matrices import Covariance, Matrix, Mean, head_of, law_of
 from limitlens.errors import InputError
 
 Law = Annotated[str, Option("--measure", help="Law of the tokens: gaussian, mixture, sphere, vmf, ball or cube.")]
@@ -18,13 +19,15 @@ Separation = Annotated[float, Option(help="mixture: means lie between plus and m
 Radius = Annotated[str | None, Option(metavar="R|LO:HI:K", help="Error over |x| <= R; a range sweeps compact laws.")]
 Tokens = Annotated[str | None, Option(metavar="FILE.npy", help="File of tokens (n, dim), instead of a law.")]
 
-LAW_OPTIONS = ("measure", "dim", "concentration", "components", "separation")  # that contradict --sample
-
 
 @command(shares="seed")
 def theory(
+    call: Context,
     measure: Law = "gaussian",
     dim: Dim = 1,
+    mean: Mean = None,
+    covariance: Covariance = None,
+    matrix: Matrix = None,
     horizon: Horizon = 1.0,
     spectrum: Spectrum = "flat",
     n: Annotated[float, Option(help="Number of tokens; 1e9 is fine.")] = 10_000,
@@ -41,13 +44,12 @@ def theory(
 
     Example: limitlens theory --measure gaussian --dim 1 --horizon 1.5 --n 30000
     """
-    from limitlens.attention.head import designed_head
     from limitlens.experiments.theory_result import theory_report
-    from limitlens.measures.named import named_measure
     from limitlens.sampling.cells import parse_sizes
 
-    law = named_measure(measure, dim, concentration=concentration, components=components, separation=separation)
-    head = designed_head(law, horizon, spectrum=spectrum_of(spectrum), seed=seed)
+    named: dict[str, Any] = {"concentration": concentration, "components": components, "separation": separation}
+    law = law_of(call, measure, dim, mean=mean, covariance=covariance, matrix=matrix, **named)
+    head = head_of(call, law, matrix, horizon=horizon, spectrum=spectrum, seed=seed)
     counts = None if sizes is None else parse_sizes(sizes)
     return theory_report(law, head, n, sizes=counts, radius=radius, error=error, mask_self=mask_self)
 
@@ -58,6 +60,9 @@ def study(
     measure: Law = "gaussian",
     sample: Tokens = None,
     dim: Dim = 1,
+    mean: Mean = None,
+    covariance: Covariance = None,
+    matrix: Matrix = None,
     horizon: Horizon = 1.0,
     horizons: Annotated[str | None, Option(metavar="LO:HI:K", help="Sweep the horizon over these values.")] = None,
     spectrum: Spectrum = "flat",
@@ -75,28 +80,25 @@ def study(
 
     Example: limitlens study --measure gaussian --dim 1 --horizon 1.5 --sizes 1000:100000:9 --replicates 400
     """
-    from limitlens.attention.head import designed_head
     from limitlens.experiments.study import study as run
     from limitlens.experiments.sweeps import sweep
-    from limitlens.measures.named import named_measure, sample_from_file
     from limitlens.sampling.cells import parse_grid
 
-    given = [name for name in LAW_OPTIONS if str(call.get_parameter_source(name)).endswith("COMMANDLINE")]
-    if sample is not None and given:
-        raise InputError(f"both --sample and --{given[0]} were given; expected --sample alone, which replaces the law")
     named: dict[str, Any] = {"concentration": concentration, "components": components, "separation": separation}
-    law = named_measure(measure, dim, **named) if sample is None else sample_from_file(sample)
+    law = law_of(call, measure, dim, mean=mean, covariance=covariance, matrix=matrix, sample=sample, **named)
     shape = spectrum_of(spectrum)
     radii = parse_grid(radius, "the radius") if radius is not None else []
     if horizons is not None and len(radii) > 1:
         raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
+    if matrix is not None and (horizons is not None or len(radii) > 1):
+        raise InputError("--matrix was given with a sweep; expected --horizon, since a sweep designs its heads")
     shared |= {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": mask_self}
     if len(radii) > 1:
         return sweep(law, radii=radii, horizon=horizon, spectrum=shape, **shared)
     shared["radius"] = radii[0] if radii else None
     if horizons is not None:
         return sweep(law, horizons=parse_grid(horizons, "horizons"), spectrum=shape, **shared)
-    return run(law, designed_head(law.covariance, horizon, spectrum=shape, seed=shared["seed"]), **shared)
+    return run(law, head_of(call, law, matrix, horizon=horizon, spectrum=spectrum, seed=shared["seed"]), **shared)
 
 
 @command("attending", runs="experiments.hardmax", shares="plot seed yes", kept=True)

@@ -30,6 +30,7 @@ from limitlens.sampling.streams import generator_for
 from limitlens.theory import curve, rates
 from limitlens.theory.rates import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
+from limitlens.theory.statuses import CENTRED, mean_verified
 
 # Seconds for each number of a token, for each score of a token, and for each product in the root of a covariance.
 NUMBER_SECONDS, SCORE_SECONDS, ROOT_SECONDS = 3e-7, 3e-10, 3e-9
@@ -171,8 +172,12 @@ class _StudyRun:
         setup, rows = self.setup, self.rows
         reference, sizes = setup.reference, setup.cells.sizes
         measure, head = reference.measure, reference.head
-        head_reach = reach(measure.covariance, head.A)
+        head_reach = reach(measure.covariance, head.A, measure.mean)
+        start = rates.reached_from(measure, head.A)
         warnings += head_reach.warnings(sizes[-1], mask_self=setup.mask_self)
+        words = "" if start is None else rates.reached_words(measure, start, sizes[-1])
+        if "not reached" in words:
+            warnings.append(f"the rate 1/2 of bounded tokens is proved as n → ∞ and {words}")
         variance, square = float(reference.covariance.trace().clamp_min(0)), float(reference.mean.square().sum())
         width = torch.empty(0, max(head.key_dim, head.value_dim), device=setup.device)
         return StudyResult(
@@ -182,23 +187,31 @@ class _StudyRun:
             floor=rows["floor"].max(0),
             scale={"output": math.sqrt(variance + square), "output_centred": math.sqrt(variance)},
             measure=repr(measure),
-            theory=_predicted_rates(head_reach, proxy_reach(measure, head.A)),
+            theory=_predicted_rates(head_reach, proxy_reach(measure, head.A), start),
             asymptotic={name: _asymptotic_rate(name, measure, head_reach.horizon) for name in under("errors.", rows)},
             predict=partial(_predicted_curves, measure, head, head_reach, sizes, setup.mask_self),
             mask_self=setup.mask_self, queries=self.queries, seed=seed, device=str(setup.device),
             kernel=kernel_words(width, setup.precision), interrupted=interrupted,
             seconds=time.perf_counter() - started, warnings=tuple(warnings),
-            notes=() if setup.radius is None else (missed_note(rows["missed"]),),
+            notes=(
+                *(() if setup.radius is None else (missed_note(rows["missed"]),)),
+                *((f"Bounded tokens: the rate 1/2 is {words}.",) if words else ()),
+            ),
         )  # fmt: skip
 
 
-def _predicted_rates(head_reach: Reach, proxy: Reach | None) -> dict[str, float]:
-    """Horizon (score strength), coupling and predicted rates of a head by name; `rate_proved` needs a `proxy`."""
+def _predicted_rates(head_reach: Reach, proxy: Reach | None, start: float | None) -> dict[str, float]:
+    """Horizon (score strength), coupling and predicted rates of a head by name.
+
+    `rate_proved` needs a `proxy` and centred tokens. Bounded tokens have `rate_compact` instead, reached from `start`.
+    """
     laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output, rates.rate_drawn)
+    known = proxy is not None and start is None and head_reach.mean_tilt <= CENTRED
     return {
-        **{name: getattr(head_reach, name) for name in REACH},
+        **{name: getattr(head_reach, name) for name in (*REACH, "mean_tilt")},
         **{law.__name__: law(head_reach.horizon) for law in laws},
-        "rate_proved": math.nan if proxy is None else rates.rate_proved(proxy.coupling),
+        "rate_proved": rates.rate_proved(proxy.coupling) if known and proxy else math.nan,
+        **({} if start is None else {"rate_compact": 0.5, "reached_from": start}),
     }
 
 
@@ -212,16 +225,16 @@ def _asymptotic_rate(name: str, measure: Measure, horizon: float) -> float:
 def _predicted_curves(
     measure: Measure, head: Head, head_reach: Reach, sizes: Sequence[int], mask_self: bool
 ) -> dict[str, Array]:
-    """Predicted errors (sizes,) for Gaussian tokens: `output` (exact), and `mean` where its formula is verified.
+    """Predicted errors (sizes,) for Gaussian tokens: `output` (exact), and `mean` where it has a formula.
 
-    `mean` needs centred tokens without `mask_self`, and d = 1 or a small ‖Σ^{1/2} A Σ^{1/2}‖_F (docs/theory.md). There
-    is no prediction for other tokens or with a query bias.
+    `mean` needs centred tokens without `mask_self`, and d = 1 (heuristic beyond H = 1) or ‖Σ^{1/2} A Σ^{1/2}‖_F ≤ 1.
+    There is no prediction for other tokens or with a query bias.
     """
     if not isinstance(measure, Gaussian) or head.query_bias.any():
         return {}
     covariance, A, V = measure.covariance, head.A, head.V
     predicted = {"output": curve.output_error(covariance, A, sizes, V=V, mean=measure.mean, mask_self=mask_self)}
-    if mask_self or measure.mean.any() or not rates.moments_verified(head_reach):
+    if mask_self or not mean_verified(head_reach, math.inf):
         return predicted
     mean = curve.mean_error(covariance, A, sizes, V)
     return predicted if mean is None else predicted | {"mean": mean}

@@ -38,7 +38,7 @@ MEANING = {  # descriptions of the errors, in the order in which they are shown
 MARKS = "Points are measured, with 95% bars; lines are fitted power laws; dotted lines are predictions at finite n."
 CONVERGED = "Slopes between neighbouring sizes. Where they still change, the fitted rate is not yet the asymptotic one."
 REACH = ("horizon", "horizon_one_sided", "coupling")
-PROVED = ("mean", "covariance")  # errors that the proved rate bounds
+PROVED = ("mean", "covariance")  # errors that the proved rate bounds, as n → ∞
 WANTED = (0.1, 0.05, 0.01)  # relative output errors for which every study gives the number of tokens
 COLOURS: dict[str, Colour] = {"mean": "blue", "covariance": "orange", "output": "green", "uniform": "pink"}
 TOKENS = Axis("number of tokens n", log=True)
@@ -251,9 +251,9 @@ def _rates_table(study: StudyResult) -> Table:
             slope = Estimate(rate.slope, rate.stderr)
             interval = f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}"
             law = f"{rate.law} ({rate.evidence:+.1f})"
-        proved = study.theory["rate_proved"] if name in PROVED else None
+        proved = study.theory.get("rate_compact", study.theory["rate_proved"] if name in PROVED else None)
         rows.append((name, MEANING[name], slope, interval, study.asymptotic[name], proved, law))
-    columns = ["error", "of the", "fitted rate", "95% interval", "asymptotic", "proved at least"]
+    columns = ["error", "of the", "fitted rate", "95% interval", "asymptotic", "proved at least (asymptotically)"]
     return Table("rates", [*columns, "law (evidence for a power)"], rows)
 
 
@@ -264,7 +264,7 @@ def _fitted_rates(study: StudyResult) -> str:
     falls = join([f"the {name} error falls like {falling(rate.slope)}" for name, rate in fitted.items()])
     logs = [name for name, rate in fitted.items() if rate.law == "log"]
     return (
-        f"As n grows {falls}; for horizon {short(study.theory['horizon'])} the exponents tend to "
+        f"As n grows {falls}; for horizon {short(study.theory['horizon'])} the exponents tend, as n → ∞, to "
         f"{short(study.asymptotic['mean'])} for the moments and {short(study.asymptotic['output'])} for the output."
         + (f" A logarithm fits better for {join(logs)}." if logs else "")
     )

@@ -15,13 +15,14 @@ from limitlens.report.view import SHADES, Axis, Cell, Figure, Section, Table, Vi
 from limitlens.results import Result
 from limitlens.theory._summary import summary
 from limitlens.theory.rates import WEAK
+from limitlens.theory.statuses import CENTRED
 
 # Predictions that are shown as tables: title, then the columns by their keys.
 _VALUE = {"predicted": "predicted", "status": "status"}
 PARTS = {
     "rates": ("Rates β of n^(−β)", _VALUE | {"formula": "formula", "note": "error it describes"}),
     "local_rates": ("Local slopes at n = {n:g}, with their powers of ln n", _VALUE | {"log_power": "power of ln n"}),
-    "constants": ("Constants of the n^(−1/2) law", _VALUE | {"formula": "formula"}),
+    "constants": ("Constants of the n^(−1/2) law", _VALUE | {"formula": "formula", "note": "note"}),
     "uniform": (
         "Uniform error on the ball of radius {radius:.3g}: constants C(R) of C(R)/√n",
         _VALUE | {"at_n": "C(R)/√n", "useful_from": "reaches 1 at n =", "note": "meaning"},
@@ -79,6 +80,8 @@ class TheoryReport(Result):
             f"horizon {short(numbers['horizon'], 4)}, one-sided {short(numbers['horizon_one_sided'], 4)}, "
             f"coupling {short(numbers['coupling'], 4)}, ‖B‖_F {short(numbers['frobenius'], 4)}"
         )
+        if (tilt := numbers.get("mean_tilt", 0.0)) > CENTRED:
+            reach += f", mean tilt {short(tilt, 4)}"
         sections = [
             Section("Errors", "Predicted difference between n tokens and the limit.", self._figures(), only="page"),
             Section("Predictions", f"{reach[0].upper()}{reach[1:]}.", self._prediction_tables()),
@@ -107,9 +110,14 @@ class TheoryReport(Result):
 
     def _verdict(self) -> tuple[str, str, str]:
         inputs, rates = self.predicted["inputs"], self.predicted["rates"]
-        # Bounded tokens have one proved rate, whatever the horizon.
-        names = ("rate_compact",) * 2 if "rate_compact" in rates else ("rate_sharp", "rate_sharp_output")
+        names = ("rate_sharp", "rate_sharp_output")
         moments, output = (f"{falling(rates[name]['predicted'])} ({rates[name]['status']})" for name in names)
+        found = (
+            f"the mean and covariance of the outputs approach their limit like {moments}, the outputs of one sample "
+        )
+        found += f"like {output}."
+        if "rate_compact" in rates:  # bounded tokens have one proved rate, whatever the horizon
+            found = f"the proved rate n⁻⁰·⁵⁰ is that of {rates['rate_compact']['note']}."
         queries = self.predicted["queries"]
         valid = [f"{query['deviations']:g}" for query in queries if query["interval"]["validity"] == "valid"]
         advice = "No 95% interval is valid;"
@@ -124,8 +132,7 @@ class TheoryReport(Result):
             )
         return (
             f"Predicted without sampling: attention over n = {inputs['n']:g} tokens of {inputs['measure']}.",
-            f"The horizon is {short(self.predicted['theory']['horizon'])}: the mean and covariance of the outputs "
-            f"approach their limit like {moments}, the outputs of one sample like {output}.",
+            f"The horizon is {short(self.predicted['theory']['horizon'])}: {found}",
             remedy,
         )
 
@@ -162,7 +169,9 @@ def _query_row(query: Mapping[str, Any]) -> Sequence[Cell]:
     errors = [query.get(key, {}).get("predicted") for key in ("effective_sample_size", "rms_error", "rms_error_exact")]
     bound = query["deviation"]
     chance = (bound["error"], bound["probability_at_most"], _size(bound["useful_from"]))
-    return (f"{query['deviations']:g} sd", query["tilt"], *errors, *chance, query["interval"]["validity"])
+    interval = query["interval"]
+    shown = interval["meaning" if interval["meaning"].startswith("K ends") else "validity"]
+    return (f"{query['deviations']:g} sd", query["tilt"], *errors, *chance, shown)
 
 
 def _rows(part: Mapping[str, Any], n: float) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -17,6 +17,7 @@ from limitlens.theory.prediction import Status
 from limitlens.theory.scaling.control import check_beta, check_keys
 from limitlens.theory.scaling.laws import GapLaw, PowerGap, check_dim, negligible_beyond
 from limitlens.theory.scaling.points import KeyPoints, Points
+from limitlens.theory.statuses import CLAIMS
 
 MOST_DRAWN = 4096  # keys drawn one by one per replicate
 _MOST_NUMBERS = 2e8  # coordinates drawn by brute force; beyond, only the nearest keys are drawn
@@ -39,7 +40,7 @@ class Quantity:
     quantile_in_limit: float | None = None  # share of samples of the scaling limit below `measured`
 
 
-verified = partial(Quantity, status=Status.VERIFIED)
+verified = partial(Quantity, status=CLAIMS["critical_weights"].status)
 
 
 def sampled(values: Array, **known: Any) -> Quantity:

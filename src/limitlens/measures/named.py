@@ -1,6 +1,7 @@
 """Distributions of tokens by their names on the command line, and samples of tokens read from files."""
 
 import os
+from typing import Any
 
 import numpy as np
 
@@ -40,16 +41,24 @@ def named_measure(
 
 def sample_from_file(path: str) -> Sample:
     """Empirical distribution of the tokens (n, d) in the .npy file at `path`; no code in the file is executed."""
+    tokens = array_from_file(path, "tokens of shape (n, dim)")
+    if tokens.ndim != 2:
+        raise InputError(f"{path!r} holds {tokens.dtype} of shape {tokens.shape}; expected real numbers (n, dim)")
+    return Sample(tokens)
+
+
+def array_from_file(path: str, expected: str) -> np.ndarray[Any, Any]:
+    """Real numbers in the .npy file at `path`, as a memory map; errors say that `expected` was expected."""
     if not os.path.isfile(path):  # excludes pipes and devices, which may never end
-        raise InputError(f"there is no file {path[:200]!r}; expected a .npy file with tokens of shape (n, dim)")
+        raise InputError(f"there is no file {path[:200]!r}; expected a .npy file with {expected}")
     try:
         with open(path, "rb") as file:
             if file.read(6) != b"\x93NUMPY":  # archives are refused: their contents may have any size
                 raise ValueError
         with np.errstate(over="ignore"):  # in the number of bytes that a header claims
-            tokens = np.load(path, mmap_mode="r", allow_pickle=False)  # a map fails if the file is shorter
+            array = np.load(path, mmap_mode="r", allow_pickle=False)  # a map fails if the file is shorter
     except Exception:  # a malformed header can raise any exception in the parser
-        raise InputError(f"{path!r} cannot be read as a .npy file of numbers; save tokens with numpy.save") from None
-    if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.number) or np.iscomplexobj(tokens):
-        raise InputError(f"{path!r} holds {tokens.dtype} of shape {tokens.shape}; expected real numbers (n, dim)")
-    return Sample(tokens)
+        raise InputError(f"{path!r} cannot be read as a .npy file of numbers; save an array with numpy.save") from None
+    if not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
+        raise InputError(f"{path!r} holds {array.dtype}; expected real numbers, {expected}")
+    return np.asarray(array)

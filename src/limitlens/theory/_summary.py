@@ -1,7 +1,7 @@
 """All predictions for one head and n tokens of one distribution in one JSON document, without sampling."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,13 @@ from numpy.typing import ArrayLike
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures import Gaussian, Measure, TokenLaw, as_measure
 from limitlens.theory import bounds, clt, curve, hardmax, rates, token_influence
-from limitlens.theory.prediction import Status, as_sizes, predicted, value_matrix
+from limitlens.theory.prediction import Prediction, as_sizes, predicted, value_matrix
 from limitlens.theory.spectrum import Reach, reach, square_root, whitened
+from limitlens.theory.statuses import CENTRED, CLAIMS, VERIFIED_CONSTANT, mean_verified
 
 DEVIATIONS = (0.5, 1.0, 2.0, 3.0)  # queries of the summary: standard deviations along the direction of the horizon
-REACH = ("horizon", "horizon_one_sided", "coupling", "frobenius", "trace")
-HEURISTIC, PROVED, VERIFIED = Status.HEURISTIC, Status.PROVED, Status.VERIFIED
+REACH = ("horizon", "horizon_one_sided", "coupling", "frobenius", "trace", "mean_tilt")
+NO_LIMIT = {1: "K ends before t: attention has no limit", 2: "K ends before 2t: no central limit theorem holds"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,13 +74,9 @@ def summary(
     counts = as_sizes(n if sizes is None else sizes)
     ball = float(np.sqrt(np.trace(law.covariance) + law.mean @ law.mean)) if radius is None else radius
     A, V = _matrices(head, law.dim)
-    case = _Case(law, A, V, n, reach(law.covariance, A), rates.proxy_reach(law, A))
-    coupling = None if case.proxy is None else case.proxy.coupling
-    compact = bool(np.isfinite(law.radius))
-    exponents = rates.predictions(case.reach, gaussian=case.gaussian, compact=compact, proxy_coupling=coupling)
-    warnings = case.reach.warnings(n, mask_self=mask_self)
-    if not case.gaussian:
-        warnings.append("sharp rates hold for Gaussian tokens; for this law they use its covariance alone")
+    case = _Case(law, A, V, n, reach(law.covariance, A, law.mean), rates.proxy_reach(law, A))
+    exponents = case.rates()
+    queries = [case.query(deviations, error) for deviations in DEVIATIONS]
     document: dict[str, Any] = {
         "inputs": {"measure": repr(law), "dim": law.dim, "n": n, "radius": ball, "mask_self": mask_self},
         "theory": {
@@ -88,7 +85,7 @@ def summary(
         },
         "rates": {prediction.name: prediction.as_dict() for prediction in exponents},
         "uniform": case.uniform(ball),
-        "queries": [case.query(deviations, error) for deviations in DEVIATIONS],
+        "queries": queries,
     }
     if case.gaussian:
         document["local_rates"] = {moment: case.local_rate(moment) for moment in ("mean", "covariance")}
@@ -96,9 +93,9 @@ def summary(
     if case.gaussian and law.dim == 1 and not law.mean.any():
         document["hardmax"] = {
             "finite": predicted(hardmax.hardmax_finite(n, case.scale), hardmax.finite_status(n)),
-            "asymptotic": predicted(hardmax.hardmax_asymptotic(n, case.scale), PROVED),
+            "asymptotic": predicted(hardmax.hardmax_asymptotic(n, case.scale), CLAIMS["hardmax.asymptotic"].status),
         }
-    return Summary({**document, "warnings": warnings})
+    return Summary({**document, "warnings": case.warnings(queries, mask_self=mask_self)})
 
 
 def _matrices(head: Any, dim: int) -> tuple[Array, Array]:
@@ -132,27 +129,67 @@ class _Case:
         return float(np.linalg.norm(self.V @ square_root(self.law.covariance)))
 
     @property
-    def moments(self) -> Status:
-        """Status of the prediction that the error of the mean output falls like n^(-1/2)."""
-        return VERIFIED if rates.moments_verified(self.reach) else HEURISTIC
+    def centred(self) -> bool:
+        return self.reach.mean_tilt <= CENTRED
+
+    def rates(self) -> list[Prediction]:
+        """Predicted exponents; that of bounded tokens says from which n on it shows."""
+        start = rates.reached_from(self.law, self.A)
+        coupling = None if self.proxy is None else self.proxy.coupling
+        options: dict[str, Any] = {"compact": start is not None, "proxy_coupling": coupling}
+        found = rates.predictions(self.reach, gaussian=self.gaussian, **options)
+        if start is not None:
+            found[0] = replace(found[0], note=f"{found[0].note}; {rates.reached_words(self.law, start, self.n)}")
+        return found
+
+    def warnings(self, queries: Sequence[Mapping[str, Any]], *, mask_self: bool) -> list[str]:
+        """Reasons, one sentence each, why numbers of the summary do not hold or are left out."""
+        found = self.reach.warnings(self.n, mask_self=mask_self)
+        if not self.gaussian:
+            found.append("sharp rates hold for Gaussian tokens; for this law they use its covariance alone")
+        if not self.centred and not np.isfinite(self.law.radius):
+            left_out = "the proved rate, the law of the covariance error and the hardmax law need centred tokens"
+            tilt = f"mean tilt {self.reach.mean_tilt:.3g}"
+            found.append(f"the tokens are not centred ({tilt}): {left_out} and are left out, sharp rates are heuristic")
+        ends = {query["interval"]["meaning"]: f"{query['deviations']:g}" for query in reversed(queries)}
+        return found + [f"{what} (from {sd} sd on)" for what, sd in ends.items() if what.startswith("K ends")]
 
     def local_rate(self, moment: str) -> dict[str, Any]:
         """Slope at n of the predicted error of a `moment` of the outputs, "mean" or "covariance", as JSON."""
         law = rates.sharp_law(self.reach.horizon, moment, self.reach.multiplicity)
-        status = VERIFIED if self.reach.dim == 1 and self.n >= rates.SLOPES_FROM else HEURISTIC
-        formula, note = "n^(−exponent) (ln n)^log_power", f"verified in d = 1 from n = {rates.SLOPES_FROM:g} on"
-        return predicted(law.local_rate(self.n), status, formula=formula, **asdict(law), note=note)
+        in_line = self.reach.dim == 1 and self.centred and self.reach.horizon <= rates.VERIFIED_HORIZON
+        claim = CLAIMS["local_rates"]
+        status, note = claim.at(in_line and self.n >= rates.SLOPES_FROM), f"verified for {claim.where}"
+        return predicted(law.local_rate(self.n), status, formula=claim.formula, **asdict(law), note=note)
 
     def constants(self) -> dict[str, Any] | None:
         """Limits of n times the variance of the outputs' mean and covariance; None if the horizon is 1 or more."""
         if self.reach.horizon >= 1:
             return None
-        trace = float(np.trace(token_influence.mean_error_covariance(self.law.covariance, self.A, self.V)))
-        constants = {"mean": predicted(trace, self.moments, formula="tr of n·Cov(mean output)")}
-        if self.law.dim == 1:
-            value = self.scale**4 * token_influence.covariance_error_variance_1d(self.reach.horizon)
-            constants["covariance"] = predicted(value, VERIFIED, formula="n·Var(variance of the outputs)")
+        law, of, claim = self.law, self.reach, CLAIMS["constants.mean"]
+        trace = float(np.trace(token_influence.mean_error_covariance(law.covariance, self.A, self.V, law.mean)))
+        small = of.dim == 1 and of.horizon <= 0.5 and of.mean_tilt <= 1
+        more = {} if self.centred else {"note": self._constant_note()}
+        status = claim.at(small or mean_verified(of, VERIFIED_CONSTANT))
+        constants = {"mean": predicted(trace, status, formula=claim.formula, **more)}
+        if law.dim == 1 and self.centred:
+            value = self.scale**4 * token_influence.covariance_error_variance_1d(of.horizon)
+            claim = CLAIMS["constants.covariance"]
+            status = claim.at(of.horizon <= VERIFIED_CONSTANT)
+            constants["covariance"] = predicted(value, status, formula=claim.formula)
         return constants
+
+    def _constant_note(self) -> str:
+        """From which n on tokens with a mean have about their constant: 1,000 e^{2|ν|²}, since it rests on rare tokens.
+
+        The variance comes from tokens near 2ν, ν = (I - BBᵀ)^{-1} Σ^{1/2} A E X, which have the density e^{-2|ν|²}.
+        """
+        B = whitened(self.law.covariance, self.A)
+        shift = np.linalg.solve(np.eye(len(B)) - B @ B.T, square_root(self.law.covariance) @ self.A @ self.law.mean)
+        start = float(np.exp(min(np.log(1000.0) + 2 * shift @ shift, 700.0)))
+        return f"tokens with a mean reach it from about n = {start:.2g} on" + (
+            "" if self.n >= start else ", not reached here"
+        )
 
     def uniform(self, radius: float) -> dict[str, Any]:
         """Error bounds over queries within `radius`: constant, value at n, and smallest n at which they are useful."""
@@ -174,9 +211,13 @@ class _Case:
         tilt = A @ (law.mean + deviations * root @ direction)
         cost = bounds.tilt_cost(law, tilt, self.V)
         validity = clt.interval_validity(law, tilt, n, self.V)
+        meaning = NO_LIMIT.get(clt.ends_before(law, tilt) or 0, validity.meaning)
         absolute = error * cost.limit
         asymptotic, bound = map(float, np.sqrt((cost.trace / n, cost.mean_square_bound(n))))
-        bound_parts = {"note": "at every n, bounded laws only", "useful_from": cost.mean_square_useful_from()}
+        bound_parts: dict[str, Any] = {
+            "note": "at every n, bounded laws only",
+            "useful_from": cost.mean_square_useful_from(),
+        }
         chance, useful_from = 1.0, float("inf")
         if absolute > 0:
             chance, useful_from = cost.deviation_bound(n, absolute), cost.deviation_useful_from(absolute)
@@ -185,18 +226,22 @@ class _Case:
             "deviations": deviations,
             "tilt": float(np.linalg.norm(root @ tilt)),
             "limit": cost.limit,
-            "effective_sample_size": predicted(float(n * np.exp(-cost.log_cost)), PROVED),
-            "rms_error": predicted(asymptotic, PROVED, note="as n → ∞, by the central limit theorem"),
-            "rms_error_bound": predicted(bound, PROVED, **bound_parts),
-            "deviation": {**deviation, "status": PROVED.value},
-            "interval": {"validity": validity.value, "meaning": validity.meaning, "remedy": validity.remedy},
+            "effective_sample_size": self._claimed("effective_sample_size", float(n * np.exp(-cost.log_cost))),
+            "rms_error": self._claimed("rms_error", asymptotic, note="as n → ∞, by the central limit theorem"),
+            "rms_error_bound": self._claimed("rms_error_bound", bound, **bound_parts),
+            "deviation": {**deviation, "status": CLAIMS["deviation"].status.value},
+            "interval": {"validity": validity.value, "meaning": meaning, "remedy": validity.remedy},
         }
         if self.gaussian:
             query = deviations * direction[None]
             square = curve.query_error(law.covariance, A, query, n, V=self.V, mean=law.mean)[0, 0]
             note = "at this n, exactly, Gaussian tokens"
-            found["rms_error_exact"] = predicted(float(np.sqrt(square)), VERIFIED, note=note)
+            found["rms_error_exact"] = self._claimed("rms_error_exact", float(np.sqrt(square)), note=note)
         return found
+
+    @staticmethod
+    def _claimed(name: str, value: Any, *, holds: bool = True, **more: Any) -> dict[str, Any]:
+        return predicted(value, CLAIMS[name].at(holds), **more)
 
     def curve(self, sizes: Array, mask_self: bool) -> dict[str, Any]:
         covariance, mean = self.law.covariance, self.law.mean
@@ -207,23 +252,23 @@ class _Case:
         output = curve.output_error(covariance, self.A, sizes, V=self.V, mean=mean, mask_self=mask_self)
         found = {
             "n": sizes,
-            "output": predicted(output, VERIFIED, note="root mean square over queries and samples"),
-            "relative_output": predicted(output / size if size > 0 else None, VERIFIED),
+            "output": self._claimed("curve.output", output, note="root mean square over queries and samples"),
+            "relative_output": self._claimed("curve.output", output / size if size > 0 else None),
         }
-        if mean.any():
+        if not self.centred:
             return found
         mean_error = curve.mean_error(covariance, self.A, sizes, self.V)
         if mean_error is not None:
-            # Simulations confirm the finite-n law of d = 1 up to H = 1, and in d > 1 its limit where ‖B‖_F is small.
-            status = self.moments if self.reach.horizon <= 1 else HEURISTIC
-            found["mean"] = predicted(mean_error, status, note="E|error of the mean output|")
+            note = "E|error of the mean output|"
+            found["mean"] = self._claimed("curve.mean", mean_error, holds=mean_verified(self.reach), note=note)
         if self.law.dim > 1:
             return found
         horizon = float(whitened(covariance, self.A)[0, 0])
         if mean_error is not None:
             of_variance = self.scale**2 * token_influence.variance_error_1d(horizon, sizes)
-            found["covariance"] = predicted(of_variance, HEURISTIC, note="E|error of the variance of the outputs|")
+            note = "E|error of the variance of the outputs|"
+            found["covariance"] = self._claimed("curve.covariance", of_variance, note=note)
         averaged = self.scale * curve.averaged_error_1d(horizon, sizes)
-        status = VERIFIED if abs(horizon) <= curve.VERIFIED_HORIZON else HEURISTIC
+        holds = abs(horizon) <= curve.VERIFIED_HORIZON
         note = "E|Γ_n − Γ| averaged over queries, by the three-piece law"
-        return {**found, "averaged": predicted(averaged, status, note=note)}
+        return {**found, "averaged": self._claimed("curve.averaged", averaged, holds=holds, note=note)}

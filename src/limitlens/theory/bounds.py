@@ -13,9 +13,10 @@ from scipy.special import gammaln
 
 from limitlens.errors import Array, InputError, check_number
 from limitlens.measures.base import Measure
-from limitlens.theory.clt import LARGEST_COST, asymptotic_covariance, log_weight_cost, one_tilt
-from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, Status, check_nonnegative, value_matrix
+from limitlens.theory.clt import LARGEST_COST, asymptotic_covariance, ends_before, log_weight_cost, one_tilt
+from limitlens.theory.prediction import BOHBOT, DERIVED, Prediction, check_nonnegative, value_matrix
 from limitlens.theory.spectrum import half_whitened, square_root
+from limitlens.theory.statuses import claimed
 
 _LARGEST_EXPONENT = 700.0  # largest x whose e^x fits in float64
 _MOST_TERMS = 1e5  # ρ² above which the terms of `uniform_supremum` are not summed: its constant exceeds 10^21,000
@@ -43,7 +44,7 @@ def uniform_exponential(radius: float, horizon_one_sided: float) -> UniformBound
     """Order e^{τ²}/√n of the error over queries |x| ≤ R, τ = R ‖S^{1/2}A‖₂, S a variance proxy (heuristic)."""
     tau = check_nonnegative("the radius", radius) * check_nonnegative("the one-sided horizon", horizon_one_sided)
     note = "the order of the proved constant, without the factor polynomial in R and d that makes it a bound"
-    return _bound("uniform_exponential", tau**2, "exp(R²‖Σ^{1/2}A‖₂²)", note, Status.HEURISTIC, BOHBOT)
+    return _bound("uniform_exponential", tau**2, note, BOHBOT)
 
 
 def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
@@ -56,9 +57,8 @@ def uniform_gaussian(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     value = value_matrix(V, len(root)) @ root
     shift = check_nonnegative("the radius", radius) * value @ half
     log_square = _largest_log_trace(radius**2 * half.T @ half, shift.T @ shift, float(np.sum(value**2)))
-    formula = "max over |x| ≤ R of √tr(V S Vᵀ), S = e^{τ²}(Σ + ΣAxxᵀAᵀΣ)"
     note = "as n → ∞, root mean square error at the worst single point; the largest error over the ball exceeds it"
-    return _bound("uniform_gaussian", log_square / 2, formula, note)
+    return _bound("uniform_gaussian", log_square / 2, note)
 
 
 def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: ArrayLike | None = None) -> UniformBound:
@@ -78,10 +78,9 @@ def uniform_supremum(covariance: ArrayLike, A: ArrayLike, radius: float, V: Arra
     length = np.sqrt(2.0) * np.exp(gammaln((dim + 1) / 2) - gammaln(dim / 2))  # E|g|
     largest = np.sqrt(k) * length + np.sqrt(2 / np.pi) * (k % 2 == 0)
     logs = np.log(k * largest) + (k - 1) * np.log(max(rho, 1e-300)) - gammaln(k + 1) / 2
-    formula = "‖VΣ^{1/2}‖₂ Σ_k k ρ^{k−1}(√k E|g| + √(2/π)1[k even])/√k!, ρ = R‖Σ^{1/2}A‖₂"
     note = "as n → ∞, upper bound of the expected largest error over the ball"
     total = float(np.logaddexp.reduce(logs)) if rho**2 <= _MOST_TERMS else float("inf")
-    return _bound("uniform_supremum", total + np.log(gain), formula, note)
+    return _bound("uniform_supremum", total + np.log(gain), note)
 
 
 def _largest_log_trace(P: Array, Q: Array, c: float) -> float:
@@ -105,11 +104,8 @@ def _exp(logarithm: float) -> float:
     return float(np.exp(logarithm)) if logarithm < _LARGEST_EXPONENT else float("inf")
 
 
-def _bound(
-    name: str, log_constant: float, formula: str, note: str, status: Status = Status.PROVED, reference: str = DERIVED
-) -> UniformBound:
-    constant = _exp(log_constant)
-    return UniformBound(Prediction(name, constant, status, formula, note, reference), float(log_constant))
+def _bound(name: str, log_constant: float, note: str, reference: str = DERIVED) -> UniformBound:
+    return UniformBound(claimed(name, _exp(log_constant), note, reference=reference), float(log_constant))
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ class TiltCost:
     log_cost: float  # log(1 + χ²) = K(2t) - 2K(t), which is τ² for Gaussian tokens
     chi_squared: float  # χ², the chi-squared divergence of the tilted law from the law
     trace: float  # tr V S Vᵀ of the central limit theorem: n times the asymptotic mean square error
-    limit: float  # |Γ|
+    limit: float  # |Γ|; NaN where K ends before t, and there is no limit
     reach: float  # R, the largest |v - Γ| over the support; infinite for unbounded laws
 
     def mean_square_bound(self, n: float) -> float:
@@ -164,8 +160,9 @@ def tilt_cost(measure: Measure, tilt: ArrayLike, V: ArrayLike | None = None) -> 
     """
     t = one_tilt(measure, tilt)
     value = value_matrix(V, measure.dim)
-    limit = float(np.linalg.norm(value @ measure.grad_K(t)))
-    cost = float(log_weight_cost(measure, t))
+    end = ends_before(measure, t)
+    limit = float("nan") if end == 1 else float(np.linalg.norm(value @ measure.grad_K(t)))
+    cost = float("inf") if end in (1, 2) else float(log_weight_cost(measure, t))
     finite = cost <= LARGEST_COST
     return TiltCost(
         log_cost=cost,

@@ -15,6 +15,7 @@ from scipy.special import stdtrit
 
 from limitlens.errors import Array, InputError, as_array, check_kind, check_number
 from limitlens.measures.base import Measure
+from limitlens.measures.custom import CustomMeasure
 from limitlens.outcome import Outcome
 from limitlens.theory.prediction import value_matrix
 
@@ -87,6 +88,28 @@ def plug_in(weights: ArrayLike, values: ArrayLike) -> PlugIn:
     return PlugIn(output, covariance, 2 / np.maximum(kurtosis - 1 / n, 2 / max(n - 1, 1)))
 
 
+def ends_before(measure: Measure, tilt: Array) -> int | None:
+    """First k of 1, 2 and 4 at which K(k t) of a user-defined law is not finite, so that K ends before k t; or None."""
+    for k in (1, 2, 4) if isinstance(measure, CustomMeasure) else ():
+        try:
+            with np.errstate(all="ignore"):
+                measure.K(k * tilt)
+                measure.hess_K(k * tilt)
+        except InputError:  # raised where the law returns NaN or infinity
+            return k
+    return None
+
+
+def log_tokens_needed(measure: Measure, tilt: ArrayLike) -> float:
+    """Logarithm of the tokens that represent a law reweighted by e^{2<t,X>}, on which the plug-in variance rests.
+
+    It is the divergence 2<t, ∇K(2t)> - K(2t) of the reweighted law (Chatterjee and Diaconis, 2018), 2τ² for Gaussian
+    tokens.
+    """
+    t = one_tilt(measure, tilt)
+    return float(2 * t @ measure.grad_K(2 * t) - measure.K(2 * t))
+
+
 def one_tilt(measure: Measure, tilt: ArrayLike) -> Array:
     """Check that one tilt (d,) of the right dimension is given, and return it as an array."""
     t = measure.check_tilts(tilt)
@@ -140,6 +163,11 @@ class Validity(Outcome):
         "a few tokens determine the output, and tokens not yet seen would change it",
         "do not use the interval; use many more tokens or a higher temperature",
     )
+    UNKNOWN = (
+        "unknown",
+        "K ends before 4t: validity of the normal approximation unknown",
+        "compare with the scatter of outputs over independent samples, or use a higher temperature",
+    )
 
 
 def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike | None = None) -> Validity:
@@ -147,15 +175,18 @@ def interval_validity(measure: Measure, tilt: ArrayLike, n: float, V: ArrayLike 
 
     Valid: at least `SAFE_DEGREES` degrees of freedom in the worst direction. Meaningless: ln n ≤ 2<t, ∇K(2t)> - K(2t),
     since n tokens cannot represent the law reweighted by e^{2<t,X>} (Chatterjee and Diaconis, 2018). For Gaussian
-    tokens this is τ ≥ √(2 ln n)/2. Doubtful: otherwise.
+    tokens this is τ ≥ √(2 ln n)/2; also if K ends before 2t. Unknown: K ends before 4t. Doubtful: otherwise.
 
     >>> [theory.interval_validity(ll.Gaussian(0.0, 1.0), [tilt], 1000).value for tilt in (0.5, 1.0, 2.0)]
     ['valid', 'doubtful', 'meaningless']
     """
-    t = measure.check_tilts(tilt)
+    t = one_tilt(measure, tilt)
     count = check_number("n", n, "more than one token", low=1, closed=False)
-    if log(count) <= float(2 * t @ measure.grad_K(2 * t) - measure.K(2 * t)):
+    end = ends_before(measure, t)
+    if end in (1, 2) or log(count) <= log_tokens_needed(measure, t):
         return Validity.MEANINGLESS
+    if end == 4:
+        return Validity.UNKNOWN
     return Validity.VALID if plug_in_degrees(measure, t, count, V) >= SAFE_DEGREES else Validity.DOUBTFUL
 
 

@@ -1,4 +1,4 @@
-"""Hardmax attention (argmax for softmax) over one-dimensional Gaussian tokens: the error of the mean output.
+"""Hardmax attention (argmax for softmax) over one-dimensional Gaussian tokens of mean 0: the mean output.
 
 For A > 0 the mean output over n tokens that are their own queries is (N₊ max + N₋ min)/n, N± the numbers of positive
 and negative tokens. Its expected absolute value falls like 1/√ln n.
@@ -12,6 +12,7 @@ from scipy.special import log_ndtr
 
 from limitlens.errors import check_number
 from limitlens.theory.prediction import Status
+from limitlens.theory.statuses import CLAIMS
 
 FINITE_FROM = 1000  # tokens from which simulations confirm the finite law within 2%
 check_size = partial(check_number, "n", expected="a number of tokens of at least 2", low=2)
@@ -43,7 +44,7 @@ def hardmax_finite(n: float, scale: float = 1.0) -> float:
 
 def finite_status(n: float) -> Status:
     """Status of `hardmax_finite` at n tokens: heuristic below 1,000, where errors reach 22% and depend on A's sign."""
-    return Status.VERIFIED if n >= FINITE_FROM else Status.HEURISTIC
+    return CLAIMS["hardmax.finite"].at(n >= FINITE_FROM)
 
 
 def extremes(n: float) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.outcome import Outcome
 from limitlens.theory.prediction import Prediction, Status
+from limitlens.theory.statuses import CLAIMS
 
 STABLE_LAWS = "docs/theory.md; stable laws of index 1/(bt)"
 POISSON_DIRICHLET = "Pitman and Yor (1997), Poisson-Dirichlet law of index 1/(bt)"
@@ -52,7 +53,7 @@ class HeavyLaw:
 def laplace_law(tilt: float, scale: float) -> HeavyLaw:
     """Predict the behaviour of attention over one-dimensional Laplace tokens of scale b at the tilt t = A x ≥ 0.
 
-    - b t < 1/2: converges like n^{-1/2}.
+    - b t < 1/2: converges like n^{-1/2} (proved, by the central limit theorem; the other cases are verified).
     - 1/2 < b t < 1: converges like n^{-(1 - bt)} ln n, by the stable law of index 1/(bt) of the weights.
     - b t > 1: no limit; E Σw² → 1 - 1/(bt) (Poisson-Dirichlet weights) and the output grows like b ln n.
     - b t = 1: no limit; the output grows like (b/2) ln n.
@@ -61,15 +62,22 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
     if product < 1:
         rate, note = min(0.5, 1 - product), "of the output at the tilt"
         predictions = (
-            Prediction("rate", rate, Status.VERIFIED, "min(1/2, 1−bt)", note, STABLE_LAWS),
+            Prediction("rate", rate, CLAIMS["laplace.rate"].at(product < 0.5), "min(1/2, 1−bt)", note, STABLE_LAWS),
             Prediction("participation", 0.0, Status.PROVED, "0", "the largest weight vanishes", POISSON_DIRICHLET),
             Prediction("growth", 0.0, Status.PROVED, "0", "the output converges"),
         )
         return HeavyLaw(Existence.NORMAL if product < 0.5 else Existence.STABLE, predictions)
     limit = "limit of E Σw²"
-    share = Prediction("participation", 1 - 1 / product, Status.VERIFIED, "1−1/(bt)", limit, POISSON_DIRICHLET)
+    share = Prediction(
+        "participation",
+        1 - 1 / product,
+        CLAIMS["laplace.participation"].at(False),
+        "1−1/(bt)",
+        limit,
+        POISSON_DIRICHLET,
+    )
     slope, formula = (float(scale), "b") if product > 1 else (float(scale) / 2, "b/2")
-    growth = Prediction("growth", slope, Status.VERIFIED, formula, "output per unit of ln n")
+    growth = Prediction("growth", slope, CLAIMS["laplace.growth"].status, formula, "output per unit of ln n")
     return HeavyLaw(Existence.NONE, (NO_RATE, share, growth))
 
 
@@ -77,6 +85,6 @@ def student_law(degrees: float) -> HeavyLaw:
     """Student tokens have no attention limit at tilts but zero: one token, of order n^{1/ν}, takes all the weight."""
     freedom = check_number("degrees", degrees, "0.1 degrees of freedom or more", low=0.1)
     note = "limit of E Σw²: the largest token has all the weight"
-    share = Prediction("participation", 1.0, Status.VERIFIED, "1", note)
-    growth = Prediction("growth", 1.0 / freedom, Status.VERIFIED, "1/ν", "exponent of n in the output")
+    share = Prediction("participation", 1.0, CLAIMS["student"].status, "1", note)
+    growth = Prediction("growth", 1.0 / freedom, CLAIMS["student"].status, "1/ν", "exponent of n in the output")
     return HeavyLaw(Existence.NONE, (NO_RATE, share, growth))

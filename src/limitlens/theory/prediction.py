@@ -19,10 +19,10 @@ check_nonnegative = partial(check_number, expected="a finite number that is zero
 class Status(Outcome):
     """How far a prediction can be trusted. The value of a member is the word shown next to the predicted number."""
 
-    PROVED = "proved", "a theorem of the literature"
+    PROVED = "proved", "a theorem of the literature, or a proof in docs/theory.md; most are about n → ∞"
     VERIFIED = "verified", "derived for this project and confirmed by a simulation that runs in its tests"
     HEURISTIC = "heuristic", "a scaling argument with partial support; not a theorem"
-    DRAWN = "drawn", "a curve the literature draws next to its measurements; a lower bound of the rate, not the rate"
+    DRAWN = ("drawn", "a line the literature draws next to its measurements; not proved, neither the rate nor a bound")
 
 
 @dataclass(frozen=True)

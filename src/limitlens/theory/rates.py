@@ -10,12 +10,14 @@ from math import log, sqrt
 import numpy as np
 from numpy.typing import ArrayLike
 
-from limitlens.errors import Array, InputError, check_number
-from limitlens.measures import Ball, Cube, Gaussian, GaussianMixture, Measure, Sphere
-from limitlens.theory.prediction import BOHBOT, Prediction, Status, check_nonnegative
+from limitlens.errors import Array, InputError, as_array, check_number
+from limitlens.measures import Ball, Cube, Gaussian, GaussianMixture, Measure, Sample, Sphere
+from limitlens.theory import clt
+from limitlens.theory.prediction import BOHBOT, Prediction, check_nonnegative
 from limitlens.theory.spectrum import Reach, reach
+from limitlens.theory.statuses import CENTRED, claimed, mean_verified
 
-VERIFIED_FROBENIUS = 1.0  # largest ‖B‖_F at which simulations in d > 1 confirm the error of the mean (docs/theory.md)
+VERIFIED_HORIZON = 2.0  # largest H at which simulations in d = 1 confirm the exponents
 SLOPES_FROM = 1e6  # smallest n at which simulations confirm local slopes: at H = 1.5, n = 1e4 it is .334, the law .291
 WEAK = 0.02  # horizon up to which the relative output error falls as the horizon grows (d = 1 to 64, n = 100 to 1e5)
 # Laws whose covariance is a variance proxy. On the sphere E e^{r u₁} ≤ e^{r²/(2d)}; balls and cubes follow from it.
@@ -23,9 +25,9 @@ STRICTLY_SUBGAUSSIAN = (Gaussian, Sphere, Ball, Cube)
 
 
 def rate_proved(coupling: float) -> float:
-    """Proved exponent β = 1 / (2 (1 + 32 Ψ)) of the error n^{-β} of the outputs' mean and covariance.
+    """Proved exponent β = 1 / (2 (1 + 32 Ψ)), as n → ∞, of the error n^{-β} of the outputs' mean and covariance.
 
-    Ψ is the `coupling` of a variance proxy of the tokens (arXiv 2512.10656).
+    Ψ is the `coupling` of a variance proxy of the tokens, which must be centred (arXiv 2512.10656).
 
     >>> round(theory.rate_proved(1.0), 4)
     0.0152
@@ -34,19 +36,20 @@ def rate_proved(coupling: float) -> float:
 
 
 def rate_drawn_coupling(coupling: float) -> float:
-    """Exponent 1 / (2 (1 + Ψ)) in n, Ψ the `coupling`, that arXiv 2512.10656 draws beside its measured errors."""
+    """Exponent 1 / (2 (1 + Ψ)) in n, Ψ the `coupling`, that arXiv 2512.10656 draws; nothing proves it."""
     return 1.0 / (2.0 * (1.0 + check_nonnegative("coupling", coupling)))
 
 
 def rate_drawn(horizon: float) -> float:
-    """Exponent 1 / (2 (1 + H²)) in n, H the `horizon`, that arXiv 2512.10656 draws; a lower bound of the true one."""
+    """Exponent 1 / (2 (1 + H²)) in n, H the `horizon`, that arXiv 2512.10656 draws; nothing proves it."""
     return 1.0 / (2.0 * (1.0 + check_nonnegative("horizon", horizon) ** 2))
 
 
 def rate_sharp(horizon: float) -> float:
     """Exponent min(1/2, 1 / (1 + H²)) in n of the error of the outputs' mean and covariance, for Gaussian tokens.
 
-    H = ‖B‖₂ with B = Σ^{1/2} A Σ^{1/2}. Verified in d = 1 and for ‖B‖_F ≤ 1, heuristic otherwise.
+    H = ‖B‖₂ with B = Σ^{1/2} A Σ^{1/2}. Verified for centred tokens in d = 1 to H = 2, and in d > 1 only for
+    ‖B‖_F ≤ 1, where it is 1/2. The slow exponents, H > 1, are heuristic in every d > 1.
 
     >>> theory.rate_sharp(0.5), round(theory.rate_sharp(1.5), 4)
     (0.5, 0.3077)
@@ -60,7 +63,7 @@ def rate_sharp_output(horizon: float) -> float:
 
 
 def rate_rms_output(horizon: float) -> float:
-    """Exponent min(1/2, (√(1+4/H²) - 1)/4) in n of the output error, root mean square over many samples (verified)."""
+    """Exponent min(1/2, (√(1+4/H²) - 1)/4) in n of the output error, root mean square over many samples (d = 1)."""
     h = check_nonnegative("horizon", horizon)
     return 0.5 if h**2 <= 0.5 else (sqrt(1.0 + 4.0 / h**2) - 1.0) / 4.0
 
@@ -101,11 +104,6 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
     return SharpLaw(exponent, log_power + (0.5 if moment == "covariance" else 0.0))
 
 
-def moments_verified(of: Reach) -> bool:
-    """Whether simulations confirm the predicted error of the outputs' mean and covariance: d = 1, or ‖B‖_F ≤ 1."""
-    return of.dim == 1 or of.frobenius <= VERIFIED_FROBENIUS + 1e-9
-
-
 def variance_proxy(law: Measure) -> Array | None:
     """Variance proxy S of a token distribution: log E exp<t, X> - <E X, t> ≤ ½ tᵀSt for every t (proved).
 
@@ -130,44 +128,69 @@ def proxy_reach(law: Measure, A: ArrayLike) -> Reach | None:
     return None if proxy is None else reach(proxy, A)
 
 
+def reached_from(law: Measure, A: ArrayLike) -> float | None:
+    """Tokens n from which bounded tokens show their rate 1/2, about (heuristic); None for unbounded tokens.
+
+    n = e^D, D the largest `clt.log_tokens_needed` of a query |x| ≤ R along the top singular direction of the score
+    matrix A. Local slopes are then 0.4 or more (spheres, d = 3 to 50). A `Sample` of N tokens needs at most N.
+    """
+    if not np.isfinite(law.radius):
+        return None
+    left, values, _ = np.linalg.svd(as_array("A", A, ndim=2))
+    needed = max(clt.log_tokens_needed(law, sign * law.radius * values[0] * left[:, 0]) for sign in (1, -1))
+    if isinstance(law, Sample):
+        needed = min(needed, log(len(law.tokens)))
+    return float(np.exp(min(max(needed, 0.0), 700.0)))
+
+
+def reached_words(law: Measure, start: float, n: float) -> str:
+    """Sentence on the rate 1/2 of bounded tokens: from which n on (`start`) it shows, and whether n tokens show it."""
+    words = f"reached from about n = {start:.2g} on" + ("" if n >= start else ", not reached here")
+    empirical = "a statement about the empirical law of the sample, not about the law that it was drawn from"
+    return f"{words}; {empirical}" if isinstance(law, Sample) else words
+
+
 def predictions(
     of: Reach, *, gaussian: bool = True, compact: bool = False, proxy_coupling: float | None = None
 ) -> list[Prediction]:
     """All predicted exponents in n of attention's error, each with its status, for a head with the given horizons.
 
     Formulas verified for `gaussian` tokens are heuristic for others, for which `rate_proved` needs the coupling of a
-    variance proxy (`proxy_coupling`). Bounded tokens (`compact`) have the exponent 1/2 in the end.
+    variance proxy (`proxy_coupling`). It is left out if the tokens are not centred (`of.mean_tilt`), and for bounded
+    tokens (`compact`), which have the exponent 1/2 in the end. `statuses.CLAIMS` has all ranges.
 
     >>> found = theory.predictions(theory.reach([[1.0]], [[1.5]]))
     >>> [(rate.name, round(rate.value, 4), rate.status.value) for rate in found][:2]
     [('rate_proved', 0.0068, 'proved'), ('rate_drawn_coupling', 0.1538, 'drawn')]
     """
     H, proxy = of.horizon, of.coupling if proxy_coupling is None and gaussian else proxy_coupling
-    verified = Status.VERIFIED if gaussian else Status.HEURISTIC
-    sharp_status = verified if moments_verified(of) else Status.HEURISTIC
+    known = gaussian and of.mean_tilt <= CENTRED
+    in_line = known and of.dim == 1 and VERIFIED_HORIZON >= H
     moments = proved_note = "error of the mean and covariance of the outputs, as E|·| over replicates"
     if proxy is None:
         proved_note += "; Ψ of the covariance, which need not be a variance proxy of these tokens"
     elif proxy != of.coupling:
-        proved_note += f"; Ψ = {proxy:.4g} of a variance proxy of these tokens"
-    limits = f"; verified in d = 1 and for ‖B‖_F ≤ {VERIFIED_FROBENIUS:g}, here ‖B‖_F = {of.frobenius:.3g}"
-    proved = Status.HEURISTIC if proxy is None else Status.PROVED
-    rate = rate_proved(of.coupling if proxy is None else proxy)
-    drawn = rate_drawn_coupling(of.coupling)
+        proved_note += f"; at least this, as n → ∞; Ψ = {proxy:.4g} of a variance proxy of these tokens"
+    else:
+        proved_note += "; at least this, as n → ∞"
+    limits = f"; in d > 1 verified only for ‖B‖_F ≤ 1, where it is 1/2; here ‖B‖_F = {of.frobenius:.3g}"
     one_sample = "output error, root mean square over the queries of one sample; not comparable with the moments"
-    all_samples = "output error, root mean square over queries and replicates"
     squared = "error of the moments, as root mean square over replicates instead of E|·|"
-    sharp = moments + (limits if of.dim > 1 else "")
+    sharp = known and mean_verified(of, VERIFIED_HORIZON)
     found = [
-        Prediction("rate_proved", rate, proved, "1/(2(1+32Ψ))", proved_note, BOHBOT),
-        Prediction("rate_drawn_coupling", drawn, Status.DRAWN, "1/(2(1+Ψ))", moments, BOHBOT),
-        Prediction("rate_drawn", rate_drawn(H), Status.DRAWN, "1/(2(1+H²))", moments, BOHBOT),
-        Prediction("rate_sharp", rate_sharp(H), sharp_status, "min(1/2, 1/(1+H²))", sharp),
-        Prediction("rate_sharp_output", rate_sharp_output(H), Status.HEURISTIC, "min(1/2, 1/(1+2H²))", one_sample),
-        Prediction("rate_rms_output", rate_rms_output(H), verified, "min(1/2, (√(1+4/H²)−1)/4)", all_samples),
-        Prediction("rate_rms", rate_rms(H), Status.HEURISTIC, "min(1/2, (√(1+8/H²)−1)/4)", squared),
-    ]
+        claimed("rate_drawn_coupling", rate_drawn_coupling(of.coupling), moments, reference=BOHBOT),
+        claimed("rate_drawn", rate_drawn(H), moments, reference=BOHBOT),
+        claimed("rate_sharp", rate_sharp(H), moments + (limits if of.dim > 1 else ""), holds=sharp),
+        claimed("rate_sharp_output", rate_sharp_output(H), one_sample),
+        claimed(
+            "rate_rms_output", rate_rms_output(H), "output error, root mean square over queries and replicates",
+            holds=in_line,
+        ),
+        claimed("rate_rms", rate_rms(H), squared),
+    ]  # fmt: skip
     if compact:
-        note = "bounded tokens: every error, once n is past the constant of the uniform bound"
-        found.append(Prediction("rate_compact", 0.5, Status.PROVED, "1/2", note, BOHBOT))
-    return found
+        return [claimed("rate_compact", 0.5, "every error of bounded tokens, as n → ∞", reference=BOHBOT), *found]
+    if of.mean_tilt > CENTRED:
+        return found
+    rate = rate_proved(of.coupling if proxy is None else proxy)
+    return [claimed("rate_proved", rate, proved_note, holds=proxy is not None, reference=BOHBOT), *found]

@@ -25,6 +25,7 @@ class Reach:
     trace: float  # tr B: the mean score of a token with itself
     dim: int  # d, of the tokens
     multiplicity: int  # number of singular values of B that equal the largest up to a factor 1 - 1e-6
+    mean_tilt: float = 0.0  # τ₀ = |Σ^{1/2} A E X|: standard deviation of the scores for the query E X
 
     def warnings(self, n: float, *, mask_self: bool = False) -> list[str]:
         """Reasons, one sentence each, why the slope of an error curve at n tokens is not the asymptotic exponent."""
@@ -35,8 +36,10 @@ class Reach:
             remedy = "so pass mask_self=True to exclude the query's own token"
             copied = f"outputs copy their queries and slopes are not rates, {remedy}"
             found.append(f"each token dominates its own softmax at n = {n:.3g}: {score}; {copied}")
-        if log(n) < self.frobenius**2:
-            below = f"ln n = {log(n):.3g} is below ‖B‖_F² = {self.frobenius**2:.3g}"
+        spread = self.frobenius**2 + self.mean_tilt**2  # mean square of the scores' standard deviation
+        if log(n) < spread:
+            tilted = f" + mean tilt² = {self.mean_tilt**2:.3g}, in all {spread:.3g}" if self.mean_tilt > 0.05 else ""
+            below = f"ln n = {log(n):.3g} is below ‖B‖_F² = {self.frobenius**2:.3g}{tilted}"
             found.append(f"pre-asymptotic at n = {n:.3g}: {below}, so the local slope is not yet the exponent")
         return found
 
@@ -60,8 +63,10 @@ def whitened(covariance: ArrayLike, A: ArrayLike) -> Array:
     return half_whitened(root, A) @ root
 
 
-def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
+def reach(covariance: ArrayLike, A: ArrayLike, mean: ArrayLike | None = None) -> Reach:
     """Spectral quantities of a head that its error rates depend on, from token covariance Σ and score matrix A (d, d).
+
+    The `mean` E X (d,) of the tokens is zero when absent.
 
     >>> found = theory.reach([[4.0]], [[0.5]])
     >>> found.horizon, found.horizon_one_sided, found.coupling
@@ -80,4 +85,5 @@ def reach(covariance: ArrayLike, A: ArrayLike) -> Reach:
         trace=float(np.trace(B)),
         dim=len(root),
         multiplicity=int(np.sum(values >= (1 - 1e-6) * values[0])),
+        mean_tilt=0.0 if mean is None else float(np.linalg.norm(half @ as_array("mean", mean, ndim=1))),
     )

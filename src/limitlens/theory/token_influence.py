@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.theory.prediction import as_sizes, value_matrix
-from limitlens.theory.spectrum import square_root, whitened
+from limitlens.theory.spectrum import half_whitened, square_root, whitened
 
 INFLUENCE_UP_TO = 2.0  # largest H; for larger ones the linearisation overpredicts the mean error by more than half
 _STEP = 0.1  # step of ln t in the integral over frequencies; halving it changes results by 1e-6, by 3e-4 at H = 2
@@ -42,18 +42,24 @@ def variance_influence_1d(horizon: float, tokens: ArrayLike) -> Array:
     return np.asarray(h2 * (y**2 - 1) + 2 * h2 / (1 + h2) * pull * (y**2 / (1 + h2) - 1))
 
 
-def mean_error_covariance(covariance: ArrayLike, A: ArrayLike, V: ArrayLike | None = None) -> Array:
+def mean_error_covariance(
+    covariance: ArrayLike, A: ArrayLike, V: ArrayLike | None = None, mean: ArrayLike | None = None
+) -> Array:
     """Limit (d_out, d_out) of n times the covariance of the mean output's error, Gaussian tokens, horizon H < 1.
 
-    V Σ^{1/2} [C + B + Bᵀ + (I-C²)^{-1} det(I-C²)^{-1/2}] Σ^{1/2} Vᵀ with B = Σ^{1/2} A Σ^{1/2}, C = BBᵀ. In d = 1 it is
-    H² + 2 s H + (1-H⁴)^{-3/2}, s the sign of A. Verified in d = 1 and for ‖B‖_F ≤ 1.
+    V Σ^{1/2} [C + B + Bᵀ + e^{<m,ν>} det(I-C²)^{-1/2} ((I-C²)^{-1} + ννᵀ)] Σ^{1/2} Vᵀ with B = Σ^{1/2} A Σ^{1/2},
+    C = BBᵀ, m = Σ^{1/2} A E X and ν = (I-C)^{-1} m (`mean` E X, zero when absent). For centred tokens in d = 1 it is
+    H² + 2 s H + (1-H⁴)^{-3/2}, s the sign of A. `statuses.CLAIMS` has the range in which it is verified.
     """
     root = square_root(covariance)
     B = whitened(covariance, A)
     check_number("the horizon", float(np.linalg.norm(B, 2)), _BELOW_ONE, below=1.0)
     C = B @ B.T
     gap = np.eye(len(C)) - C @ C
-    core = C + B + B.T + np.linalg.inv(gap) * np.exp(-float(np.linalg.slogdet(gap)[1]) / 2)
+    tilt = np.zeros(len(C)) if mean is None else half_whitened(root, A) @ as_array("mean", mean, ndim=1)
+    shift = np.linalg.solve(np.eye(len(C)) - C, tilt)
+    weight = np.exp(min(float(tilt @ shift - np.linalg.slogdet(gap)[1] / 2), 700.0))
+    core = C + B + B.T + weight * (np.linalg.inv(gap) + np.outer(shift, shift))
     outer = value_matrix(V, len(root)) @ root
     return np.asarray(outer @ core @ outer.T)
 
