@@ -163,7 +163,8 @@ def trial(
         raise InputError(f"{given}; expected the model of the plan")
     text = corpus or resolve_source(made.corpus, made.made)
     windows = cut_windows(loaded, text, made.special, made.context)
-    used = 0 if corpus else made.fitted + made.checked
+    same = corpus is None or windows.sha256 == made.corpus_sha256  # the plan has used windows of this text
+    used = made.fitted + made.checked if same else 0
     order = window_order(windows, made.seed)[used:][:documents]
     if len(order) < 2:
         raise InputError(f"the text {text!r} leaves {len(order)} documents for a trial; expected at least 2: give more")
