@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/limitlens probe minilm --corpus stdlib-docs --tokens 100000 --out runs/demo
 	$(BIN)/limitlens report runs/demo
-	@echo "open runs/demo/report.html in a browser; for a KV-cache plan: make models, then limitlens plan smollm2 --total 0.25 --context 1024"
+	@echo "open runs/demo/report.html in a browser; minilm is an encoder and has no KV cache: for a plan, run make models, then $(BIN)/limitlens plan smollm2 --total 0.25 --context 1024"
 
 models: $(READY)
 	$(PIP) -e '.[gguf]'

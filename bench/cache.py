@@ -19,6 +19,7 @@ from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
 from limitlens.cache.budgets import fisher_costs
 from limitlens.cache.cut import cut_windows, measure_cut, window_order
+from limitlens.cache.layers import layer_caches
 from limitlens.cache.plan import CHECKED, FITTED, Plan, make_plan
 from limitlens.cache.trial import trial
 from limitlens.models import LoadedModel, load
@@ -33,7 +34,8 @@ def tell(done: float, total: float) -> None:
 
 def planned(loaded: LoadedModel, text: str, *args: Any, **options: Any) -> Plan:
     """A plan from curves and Fisher costs that are measured already."""
-    made = make_plan(*args, loaded.model.config.get_text_config().num_hidden_layers, **options)
+    curves, costs = args
+    made = make_plan(curves, costs, layer_caches(loaded, curves.context), **options)
     return replace(made, model=loaded.name, corpus=text)
 
 

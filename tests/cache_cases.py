@@ -15,6 +15,7 @@ import transformers
 from limitlens.attention.policies import POLICIES
 from limitlens.cache.budgets import fisher_costs
 from limitlens.cache.cut import cut_windows, measure_cut, window_order
+from limitlens.cache.layers import layer_caches
 from limitlens.cache.plan import CHECKED, FITTED, make_plan
 from limitlens.models import LoadedModel
 from tiny_models import GROUPED, tiny_tokenizer
@@ -54,5 +55,5 @@ def measured() -> Any:
 def planned(**options: Any) -> Any:
     """A plan for half of the cache, or as asked for."""
     asked = {"share": None if "error" in options else 0.5, **options}
-    made = make_plan(*measured(), 3, **asked)
-    return replace(made, model="letters", corpus=text(), entry_bytes=64)
+    made = make_plan(*measured(), layer_caches(language_model(), CONTEXT), **asked)
+    return replace(made, model="letters", corpus=text())

@@ -41,7 +41,7 @@ class Tiny:
     layer must report; projected are the layers whose projections are known, and factor what follows them.
     """
 
-    build: Callable[[], PreTrainedModel]
+    build: Callable[..., PreTrainedModel]
     output: str
     causal: bool
     query_heads: int = 4
@@ -55,19 +55,25 @@ class Tiny:
     factor: float | None = 1.0
     implementation: str = "sdpa"
 
-    def model(self, seed: int = 0) -> PreTrainedModel:
+    def model(self, seed: int = 0, **build: Any) -> PreTrainedModel:
         """The model, its weights large enough that no softmax is flat, its biases and norms away from their start."""
         torch.manual_seed(seed)
-        model = self.build().eval().requires_grad_(False)
+        model = self.build(**build).eval().requires_grad_(False)
         for parameter in model.parameters():
             parameter.add_(0.25 * torch.randn_like(parameter))
         return model
 
 
-def _of(architecture: str, **options: Any) -> Callable[[], PreTrainedModel]:
+def _of(architecture: str, **options: Any) -> Callable[..., PreTrainedModel]:
+    """A function that builds the model, or with `head` its language model; it takes further options."""
     config = getattr(transformers, f"{architecture}Config")
-    model = getattr(transformers, f"{architecture}EncoderModel" if architecture == "T5" else f"{architecture}Model")
-    return lambda: model(config(**options))
+    bare = f"{architecture}EncoderModel" if architecture == "T5" else f"{architecture}Model"
+    whole = "GPT2LMHeadModel" if architecture == "GPT2" else f"{architecture.removesuffix('Text')}ForCausalLM"
+
+    def build(*, head: bool = False, **more: Any) -> PreTrainedModel:
+        return getattr(transformers, whole if head else bare)(config(**options | more))  # type: ignore[no-any-return]
+
+    return build
 
 
 TINY = {
@@ -112,6 +118,12 @@ TINY = {
         sliding=(6, None, 6),
         softcap=2.0,
         implementation="eager",
+    ),
+    "gemma3": Tiny(
+        _of("Gemma3Text", sliding_window=6, layer_types=["sliding_attention"] * 2 + ["full_attention"], **GROUPED),
+        **DECODER,
+        sliding=(6, 6, None),
+        factor=None,
     ),
     "gpt_oss": Tiny(
         _of("GptOss", sliding_window=6, num_local_experts=2, num_experts_per_tok=1, **GROUPED),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -212,6 +214,45 @@ def test_the_attention_of_the_last_queries_is_added_up() -> None:
     given = PolicyInput(key, torch.ones(1, length, DIM), past=past)
     found = POLICIES["snapkv"].select(given, SMOOTH, 1, generator()).mask.flatten()
     assert torch.nonzero(found).flatten().tolist() == [*range(spot - SMOOTH // 2, spot + SMOOTH // 2 + 1)]
+
+
+def test_snapkv_weights_are_means_over_the_queries_that_see_a_key() -> None:
+    """Key by key in plain numbers, of one query head with fewer queries than keys and of two with as many."""
+    length = 9
+    for groups, asked in ((1, 4), (2, length)):
+        key = torch.randn(1, length, DIM, generator=generator(1))
+        past = torch.randn(1, groups, asked, DIM, generator=generator(2))
+        found = POLICIES["snapkv"].priority(PolicyInput(key, key, past=past), 1, generator())[0, 0, 0].tolist()
+        weights: list[list[float]] = [[] for _ in range(length)]  # of each key, by the queries that see it
+        for head, row in product(range(groups), range(asked)):
+            seen = length - asked + row + 1
+            masses = [math.exp(float(past[0, head, row] @ key[0, j])) for j in range(seen)]
+            for j, mass in enumerate(masses):
+                weights[j].append(mass / sum(masses))
+        means = [sum(row) / len(row) for row in weights]
+        near = [means[max(0, j - SMOOTH // 2) : j + SMOOTH // 2 + 1] for j in range(length)]
+        assert found == pytest.approx([sum(row) / len(row) for row in near], rel=1e-5)
+
+
+def test_priority_weights_are_the_threshold_over_the_estimate() -> None:
+    """Of each draw: max(1, τ / a) with τ the largest a/u that is left out, and 1 for the first token."""
+    given, policy = sight(held=1), POLICIES["priority"]
+    given.value[1, 2, 9] *= 100  # one key weighs more than any threshold: it stands for itself
+    given = PolicyInput(given.key, given.value, held=1, past=given.past)
+    estimate = POLICIES["snapkv"].priority(given, 1, generator())[0, 1, 2, 0] * given.value[1, 2].norm(dim=-1)
+    estimate = estimate + 0.1 * estimate.mean()
+    ratio = policy.priority(given, DRAWS, generator(5))
+    found = policy.select_by(given, ratio, 6)
+    assert found.log_weights is not None
+    for draw in range(DRAWS):
+        numbers = ratio[draw, 1, 2, 0].tolist()
+        order = sorted(range(1, LENGTH), key=lambda j: -numbers[j])
+        assert torch.nonzero(found.mask[draw, 1, 2, 0]).flatten().tolist() == sorted([0, *order[:5]])
+        assert 9 in order[:5]
+        for j in order[:5]:
+            expected = max(1.0, numbers[order[5]] / float(estimate[j]))
+            assert float(found.log_weights[draw, 1, 2, 0, j].exp()) == pytest.approx(expected, rel=1e-4)
+        assert float(found.log_weights[draw, 1, 2, 0, 0]) == 0
 
 
 def test_expected_attention_is_the_mean_over_gaussian_queries() -> None:

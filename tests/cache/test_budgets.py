@@ -31,7 +31,7 @@ def errors_of(*heads: Any, layers: tuple[int, ...] = (0,)) -> Array:
     """Errors (layers, heads, sizes) of heads at every number of keys up to the context."""
     sizes = tuple(range(CONTEXT + 1))
     shape = len(layers), len(heads) // len(layers)
-    curves = CutCurves(("random",), sizes, np.zeros(()), np.zeros(()), 1, layers, (False,) * len(layers))
+    curves = CutCurves(("random",), sizes, np.zeros(()), np.zeros(()), 1, layers)
     return probe_errors(probe_run(list(heads)), curves, np.full(shape, 7.0))
 
 

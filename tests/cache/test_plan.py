@@ -19,7 +19,8 @@ from limitlens.attention.policies import POLICIES
 from limitlens.cache import budgets, cut, trial
 from limitlens.cache.budgets import BEST, fisher_costs
 from limitlens.cache.cut import BEHIND, QUERIES, cut_windows, keys_below, measure_cut, window_order
-from limitlens.cache.plan import Plan, make_plan
+from limitlens.cache.layers import LayerCache
+from limitlens.cache.plan import Plan, Total, make_plan
 from limitlens.cache.trial import FULL
 from limitlens.cli import main
 from limitlens.cli.common import share_or_size
@@ -172,7 +173,7 @@ def test_ctrl_c_within_a_document_of_a_trial_stops_at_once(monkeypatch: pytest.M
 
 def test_one_window_that_checks_gives_no_standard_error() -> None:
     curves, costs = measured()
-    made = make_plan(curves.part(slice(3)), costs, 3, share=0.5, fitted=2)
+    made = make_plan(curves.part(slice(3)), costs, [LayerCache(2, CONTEXT, 64)] * 3, share=0.5, fitted=2)
     assert (made.fitted, made.checked) == (2, 1)
     assert all(np.isnan(total.error.stderr) and total.error.value > 0 for total in made.totals)
     assert not any(np.isnan(total.error.stderr) for total in planned().totals)
@@ -194,13 +195,24 @@ def test_a_plan_keeps_its_total_and_takes_no_oracle() -> None:
 
 
 def test_a_layer_without_a_cache_has_no_budgets_and_a_sliding_one_is_named() -> None:
+    """Of four full layers a quarter stays; the entries of the sliding layer all stay, and count in the share."""
     curves, costs = measured()
-    made = make_plan(replace(curves, layers=(0, 2, 3), sliding=(False, True, False)), costs, 4, share=0.5)
-    assert made.layer_kinds == ("full", "none", "sliding", "full")
-    assert [len(row) for row in made.budgets] == [2, 0, 2, 2]
-    assert [len(row) for row in made.policies] == [2, 0, 2, 2]
-    assert made.table["layer"].unique().tolist() == [0, 2, 3]
-    assert "Sliding-window layers" in str(made)
+    full, sliding = LayerCache(2, CONTEXT, 64), LayerCache(3, 20, 32)
+    caches = [full, LayerCache(), full, sliding, full]
+    made = make_plan(replace(curves, layers=(0, 2, 4)), costs, caches, share=0.25)
+    assert made.layer_kinds == ("full", "none", "full", "sliding", "full")
+    assert [len(row) for row in made.budgets] == [len(row) for row in made.policies] == [2, 0, 2, 3, 2]
+    assert (made.own_cache[3], made.budgets[3], made.shares[3]) == ((20,) * 3, (20,) * 3, [1.0] * 3)
+    assert made.table["layer"].unique().tolist() == [0, 2, 3, 4]
+    kept = made.by_kind["full"].entries
+    assert kept == pytest.approx(CONTEXT * 6 / 4, abs=2)
+    assert made.total == Total(9, kept + 60, CONTEXT * 6 + 60, (kept + 60) / (CONTEXT * 6 + 60), 64 * kept + 32 * 60)
+    assert made.totals[0].share == pytest.approx(made.total.share)
+    assert made.by_kind["sliding"] == Total(3, 60, 60, 1.0, 32 * 60)
+    for rows in (keys for allocations in made.allocations.values() for keys in allocations.values()):
+        assert rows[3] == (20,) * 3
+    assert "sliding window shorter than the context are left as they are" in str(made)
+    assert made.document()["by_kind"]["sliding"]["entries"] == 60
 
 
 def probed(**options: Any) -> Any:
@@ -247,10 +259,10 @@ def test_a_total_in_bytes_is_that_of_its_entries() -> None:
     """Keys and values of 8 numbers of 4 bytes: 64 bytes an entry, 64 tokens in 6 key/value heads."""
     asked: dict[str, Any] = {"context": CONTEXT, "windows": (2, 2)}
     made = ll.plan(language_model(), text(), **asked, total=10_000)
-    assert made.entry_bytes == 64
+    assert made.entry_bytes == (64,) * 3
     assert made.total.entries == 10_000 // 64
     assert made.total.bytes == 10_000 // 64 * 64
-    assert "10.0 MB" in str(replace(made, entry_bytes=64_000))
+    assert "10.0 MB" in str(replace(made, entry_bytes=(64_000,) * 3))
     assert made.budgets == ll.plan(language_model(), text(), **asked, total=156 / 384).budgets
 
 

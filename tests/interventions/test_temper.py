@@ -17,7 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import limitlens as ll
 from command_line import run
-from limitlens.interventions.planting import Axes, plant, repeat
+from limitlens.interventions.planting import Axes, plant, read_axes, repeat
 from limitlens.interventions.reader import Reader
 from limitlens.interventions.temper import temper
 from limitlens.interventions.temper_fit import FitOptions, fit_exponents, yarn_exponent
@@ -26,6 +26,7 @@ from limitlens.models.exponents import powers
 from limitlens.models.rope_scaling import rope_scaled, scaled_frequencies
 from limitlens.statistics.documents import paired_mean
 from limitlens.theory.schedules import entropy_scale, log_scale, yarn_scale
+from reading_cases import counted_words, counting_model, reading
 from temper_cases import TO, TRAINED, decoder, tempered, text, texts
 from tiny_models import TINY, tiny_tokenizer
 
@@ -93,6 +94,30 @@ def test_planted_passages_are_repeated() -> None:
     assert len(place) >= 14
     windows = planted[: TO - TRAINED].unfold(0, 14, 1)
     assert (windows == planted[place[:14]]).all(1).any()  # it stands somewhere further away than the window
+
+
+class Positions:
+    """A reader whose nats are the positions of the tokens that it predicts: negative under truncation."""
+
+    def nll(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.arange(1, len(ids), dtype=torch.float64)
+
+    def truncated(self, ids: torch.Tensor, trained: int) -> torch.Tensor:
+        return -self.nll(ids)
+
+
+def test_axes_are_means_over_the_tokens_of_their_spans() -> None:
+    """Plain text from the second token on, in the window and in thirds behind it, and what counts of repetitions."""
+    document = plant(*texts(2, TO, 3), TRAINED, 0)
+    reader: Any = Positions()
+    found, cut = read_axes(reader, document, TRAINED), read_axes(reader, document, TRAINED, truncated=True)
+    spans = [(1, 128), (128, 256), (256, 384), (384, 512)]
+    assert found.plain.tolist() == [[(start + stop - 1) / 2 for start, stop in spans]]
+    assert found.again.tolist() == [[(start + stop - 1) / 2 for start, stop in document.again]]
+    assert (cut.plain.tolist(), cut.again.tolist()) == ((-found.plain).tolist(), (-found.again).tolist())
+    for (first, _), (again, stop), distance in zip(document.first, document.again, found.distance[0], strict=True):
+        assert distance == again - first
+        assert torch.equal(document.ids[first : first + stop - again], document.ids[again:stop])
 
 
 def test_what_a_fit_feels_is_the_derivative_of_its_loss() -> None:
@@ -319,3 +344,26 @@ def test_the_command_line_saves_a_run(capsys: Any, tmp_path: Path) -> None:
     code, out, err = run(capsys, "temper", tmp_path / "model", "--to", 64)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
+
+
+def test_temper_tries_no_document_that_fitted_or_ended_its_fits(tmp_path: Path) -> None:
+    """Documents of gradients, of the check and of the trial share no token, in a text without repetitions."""
+    documents, to = 6, 256
+    loaded, path = counting_model(documents * to, positions=64), tmp_path / "words.txt"
+    path.write_text(counted_words(documents * to))
+    phases: list[int] = []  # passes made when a fit or a round of documents is finished
+    with reading(loaded) as passes:
+        fits = [FitOptions("model"), FitOptions("model", 0.5)]
+        found = temper(
+            loaded, to, str(path), fits=fits, documents=2, steps=4, keep=lambda made: phases.append(len(passes))
+        )
+    assert len(found.by_document["fitted"]["yarn"].plain) == 2
+
+    def documents_in(parts: list[torch.Tensor]) -> list[set[int]]:
+        return [{word // to for word in ids.tolist()} for ids in parts if len(ids) > 8]  # 8 tokens test the reader
+
+    first, second, *_, last = phases
+    # A check, three steps, a check, one more step and a check, each on one document; the second fit mixes passages in.
+    assert documents_in(passes[:first]) == [{3}, {0}, {1}, {2}, {3}, {0}, {3}]
+    assert set().union(*documents_in(passes[first:second])) == {0, 1, 2, 3}
+    assert set().union(*documents_in(passes[second:last])) == {4, 5}

@@ -276,6 +276,17 @@ def test_windows_of_a_gguf_file_begin_as_in_training(tmp_path: Path, monkeypatch
     assert "has a first token, [CLS], but its file says that it is not added" in windows.warnings[0]
 
 
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_first_token_that_file_and_tokenizer_both_add_stands_once(tmp_path: Path, adds: bool) -> None:
+    """A GGUF file names the token 1, which is also the [CLS] that the tokenizer adds, or does not add."""
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefghij" * 10)
+    loaded = LoadedModel("letters", TINY["llama"].model(), tiny_tokenizer(special=adds), opening=(1,))
+    windows = Windows(loaded, open_corpus(str(text)), length=8, tokens=16)
+    assert windows.prefix == (1,)
+    assert windows[0].tolist() == [1, *range(3, 9), 2] if adds else [1, *range(3, 10)]
+
+
 def test_a_missing_first_token_gives_a_warning(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abcdefghij" * 10)

@@ -33,7 +33,7 @@ class PolicyTotal:
 
     policy: str  # name of a key policy, or "best" for the best policy of each head
     oracle: bool  # whether the policy uses later queries, which no real cache can
-    share: float  # share of the cache that is kept
+    share: float  # share of the whole model's cache that is kept
     error: Estimate  # median over query heads of the relative output error, on windows not used for the budgets
     error_high: float  # 90% quantile over query heads of that error
     within: float | None  # share of query heads within the target error; None for a plan without one
@@ -52,7 +52,7 @@ def probe_errors(run: ProbeRun, curves: CutCurves, without_keys: Array) -> Array
     `without_keys` (layers, heads), that of a head without any key.
     """
     errors = np.repeat(without_keys[..., None], len(curves.sizes), -1)
-    for record in run.records:
+    for record in (record for record in run.records if record.layer in curves.layers):
         place = curves.layers.index(record.layer), record.head
         atoms = record.sink.keys if record.sink else 0
         rest = max(record.context(curves.context) - atoms, 1)
@@ -74,11 +74,14 @@ def at_keys(curves: Array, sizes: Sequence[int], keys: Any) -> Array:
     return np.reshape(flat, curves.shape[:-1])
 
 
-def policy_total(check: CutCurves, name: str, chosen: Any, keys: Any, error: float | None) -> PolicyTotal:
+def policy_total(
+    check: CutCurves, name: str, chosen: Any, keys: Any, error: float | None, beside: int = 0
+) -> PolicyTotal:
     """Cache share and output error of the whole model if each key/value head keeps `keys` (layers, kv heads) keys.
 
     The error curves `check` come from held-out windows of text, over which the standard error is the jackknife's.
-    `chosen` (layers, kv heads) are indices of key policies, `name` labels the result, and `error` is the target.
+    `chosen` (layers, kv heads) are indices of key policies, `name` labels the result, and `error` is the target. All
+    `beside` entries of sliding-window layers are kept and count in the share, but not in the errors.
     """
     policies, counts = (np.repeat(part, check.full.shape[2] // check.kv_heads, 1) for part in (chosen, keys))
 
@@ -93,7 +96,7 @@ def policy_total(check: CutCurves, name: str, chosen: Any, keys: Any, error: flo
     middle, high = np.quantile(errors, (0.5, 0.9)).tolist()
     within = None if error is None else float((errors <= error).mean())
     oracle = name != BEST and POLICIES[name].sees_queries
-    share = float(keys.mean() / check.context)
+    share = float((keys.sum() + beside) / (keys.size * check.context + beside))
     return PolicyTotal(name, oracle, share, Estimate(middle, stderr), high, within)
 
 
@@ -140,7 +143,8 @@ def fisher_costs(loaded: LoadedModel, windows: Windows, indices: Sequence[int], 
 
     An output error δ changes the predicted distribution by a KL divergence of about g_h |δ|² nats per token, where
     g_h = E |∂ log p(y) / ∂o|² / (2 dim) over tokens y sampled from the model (Fisher information). This is a heuristic:
-    it assumes errors of random direction. The tokens after `context` in the windows `indices` are predicted.
+    it assumes errors of random direction. The tokens after `context` in the windows `indices` are predicted. The
+    layers are those of `measure_cut`.
     """
     model, generator = loaded.model, torch.Generator().manual_seed(seed)
     total: Array | None = None
@@ -153,6 +157,8 @@ def fisher_costs(loaded: LoadedModel, windows: Windows, indices: Sequence[int], 
 
         def watch(call: Captured, go_on: Callable[[Tensor], Output], outputs: list[Tensor] = outputs) -> Output:
             output, weights = go_on(call.query)
+            if call.slides(context):
+                return output, weights
             # The model's weights need no gradients, so the first layer's output must start the graph.
             outputs.append(output if outputs else output.detach().requires_grad_())
             return outputs[-1], weights

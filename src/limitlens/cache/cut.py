@@ -17,8 +17,9 @@ from torch.nn.functional import pad
 
 from limitlens.attention.policies import POLICIES, get_policy
 from limitlens.attention.subset import attend_subset, scores_of
+from limitlens.cache.layers import check_decoder
 from limitlens.cost import FORWARD_RATE, computing_threads, forward_cost
-from limitlens.errors import Array, InputError, Progress
+from limitlens.errors import Array, Progress
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
 from limitlens.models.intervene import policy_input
 from limitlens.sampling.checkpoint import Checkpoint
@@ -40,8 +41,7 @@ class CutCurves:
     squared_error: Array  # (windows, policies, layers, heads, sizes): mean squared errors of a head's output
     full: Array  # (windows, layers, heads): mean squares of the output itself
     kv_heads: int  # key/value heads of a layer: query head h reads number h // (heads / kv_heads)
-    layers: tuple[int, ...]  # indices of the layers with softmax attention
-    sliding: tuple[bool, ...]  # whether each of these layers has a sliding window
+    layers: tuple[int, ...]  # indices of the layers whose cache holds the whole context
 
     @property
     def context(self) -> int:
@@ -77,13 +77,6 @@ def keys_below(curves: Array, sizes: Sequence[int], level: float) -> NDArray[np.
     return np.asarray(np.ceil(np.where(start >= last, n[-1], crossing).round(6))).astype(np.intp)
 
 
-def check_decoder(loaded: LoadedModel) -> None:
-    """Raise an `InputError` if the model is an encoder, which keeps no KV cache."""
-    if not loaded.causal:
-        expected = "a decoder, such as smollm2 (ll.intervene selects the keys of an encoder)"
-        raise InputError(f"{loaded.name} is an encoder, which keeps no cache; expected {expected}")
-
-
 def cut_windows(loaded: LoadedModel, corpus: str, special: str, context: int) -> Windows:
     """Split a text into windows that test a cut cache: `context` tokens before the cut and `BEHIND` tokens after it."""
     length = context + BEHIND
@@ -110,17 +103,22 @@ def measure_cut(
     loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, policies: Sequence[str],
     *, seed: int = 0, progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> CutCurves:  # fmt: skip
-    """Measure the output error of every head by number of kept keys and key policy, on windows `indices` of a text."""
+    """Measure the output error of every head by number of kept keys and key policy, on windows `indices` of a text.
+
+    Layers whose sliding window is shorter than the context are left out.
+    """
     check_decoder(loaded)
     sizes = tuple(sorted({round(share * context) for share in SHARES}))
     stack: Any = loaded.model.base_model  # without the language-model head
 
     def window(k: int) -> dict[str, Any]:
-        rows: dict[str, list[Any]] = {"squared": [], "full": [], "layers": [], "sliding": [], "kv_heads": []}
+        rows: dict[str, list[Any]] = {"squared": [], "full": [], "layers": [], "kv_heads": []}
 
         def take(call: Captured) -> None:
+            if call.slides(context):
+                return
             squared, full = _layer_errors(call, context, sizes, policies, [seed, int(indices[k]), call.layer])
-            values = (squared, full, call.layer, call.sliding_window is not None, call.key.shape[1])
+            values = (squared, full, call.layer, call.key.shape[1])
             for row, value in zip(rows.values(), values, strict=True):
                 row.append(value)
 
@@ -132,9 +130,8 @@ def measure_cut(
     job: dict[str, Any] = {"job": "cut", "weights": loaded.digest, "text": windows.sha256, "windows": list(indices)}
     job |= {"context": context, "policies": policies, "seed": seed, "device": loaded.model.device}
     found = (checkpoint or Checkpoint()).each(job, len(indices), window, tokens=windows.length, progress=progress)
-    layers, sliding = (tuple(found[name][-1].tolist()) for name in ("layers", "sliding"))
-    kv_heads = int(found["kv_heads"][-1][-1])
-    return CutCurves(tuple(policies), sizes, found["squared"], found["full"], kv_heads, layers, sliding)
+    kv_heads, layers = int(found["kv_heads"][-1][-1]), tuple(found["layers"][-1].tolist())
+    return CutCurves(tuple(policies), sizes, found["squared"], found["full"], kv_heads, layers)
 
 
 def _layer_errors(

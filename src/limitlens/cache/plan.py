@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from limitlens.arrays import pd
 from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES
 from limitlens.cache import budgets
 from limitlens.cache.budgets import BEST, RANDOM, PolicyTotal, at_keys, policy_label, policy_total, probe_errors
-from limitlens.cache.cut import CutCurves, check_decoder, cut_windows, keys_below, measure_cut, plan_cost, window_order
+from limitlens.cache.cut import CutCurves, cut_windows, keys_below, measure_cut, plan_cost, window_order
+from limitlens.cache.layers import LayerCache, layer_caches, share_of
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_relative, check_seed
-from limitlens.models import Captured, LoadedModel, capture, load, resolve_source
+from limitlens.models import LoadedModel, load, resolve_source
+from limitlens.models.windows import check_special
 from limitlens.probing.probe import probe
 from limitlens.probing.result import ProbeRun
 from limitlens.record import Run, json_text, read_run, text_writer
@@ -31,6 +32,7 @@ FITTED, CHECKED = 8, 4  # windows of text to choose a plan on, and to check its 
 DEFAULT_SHARE = 0.25
 PROBE_TOKENS = 100_000  # tokens of the probe that a plan for random keys runs
 MIN_CONTEXT = 64
+KINDS = ("full", "sliding", "none")  # of a layer: its cache holds the whole context, only its last tokens, or nothing
 NOTHING_SAVED = 0.99  # share of the cache from which on a plan saves nothing
 
 Rows = tuple[tuple[int, ...], ...]  # [layer][kv_head]; a layer without a cache has no heads
@@ -38,11 +40,11 @@ Rows = tuple[tuple[int, ...], ...]  # [layer][kv_head]; a layer without a cache 
 
 @dataclass(frozen=True)
 class Total:
-    """Size of the whole model's KV cache under a plan."""
+    """Size of a model's KV cache under a plan: of all its layers, or of those of one kind."""
 
     key_value_heads: int
     entries: int  # one entry is one key and its value
-    entries_without_plan: int
+    entries_without_plan: int  # entries that the model's own cache holds
     share: float
     bytes: int
 
@@ -55,6 +57,7 @@ class Plan(Result):
     model: str
     model_sha256: str | None  # digest of the weights, where they are local files
     corpus: str
+    corpus_sha256: str | None  # digest of the text that was read
     special: str  # tokens put around a window, as in a probe
     context: int  # tokens after which the cache is cut
     policy: str  # as asked for: "best" or one policy
@@ -62,10 +65,11 @@ class Plan(Result):
     fitted: int  # windows of text that the plan was chosen on
     checked: int  # windows of text that its errors were checked on
     seed: int
-    layer_kinds: tuple[str, ...]  # attention of each layer: "full", "sliding" or "none"
-    budgets: Rows  # keys kept, [layer][kv_head]
+    layer_kinds: tuple[str, ...]  # cache of each layer: "full" (the whole context), "sliding" (a part of it) or "none"
+    own_cache: Rows  # entries that the model's own cache holds, [layer][kv_head]
+    budgets: Rows  # keys kept, [layer][kv_head]; in sliding layers all that are held
     policies: tuple[tuple[str, ...], ...]  # [layer][kv_head]
-    entry_bytes: int  # bytes of one key and its value, in the model's number format
+    entry_bytes: tuple[int, ...]  # bytes of one key and its value in each layer, in the model's number format
     totals: tuple[PolicyTotal, ...]
     allocations: Mapping[str, Mapping[str, Rows]]  # keys kept by policy and allocation, all of the same cache size
     probed: bool  # whether the curve of random keys comes from a probe
@@ -74,28 +78,40 @@ class Plan(Result):
     @property
     def total(self) -> Total:
         """Size of the whole model's KV cache under the plan."""
-        heads = sum(map(len, self.budgets))
-        entries = sum(map(sum, self.budgets))
-        return Total(heads, entries, heads * self.context, entries / (heads * self.context), entries * self.entry_bytes)
+        return self.size(self.budgets)
+
+    @property
+    def by_kind(self) -> dict[str, Total]:
+        """Size of the KV cache under the plan by kind of layer, "full" and "sliding", where the model has such."""
+        return {kind: self.size(self.budgets, kind) for kind in KINDS[:2] if kind in self.layer_kinds}
+
+    def size(self, budgets: Rows, kind: str | None = None) -> Total:
+        """Size of the KV cache, of all layers or of one kind, if it holds `budgets` entries, [layer][kv_head]."""
+        layers = [layer for layer, own in enumerate(self.layer_kinds) if kind in (None, own)]
+        entries, held = (sum(sum(rows[layer]) for layer in layers) for rows in (budgets, self.own_cache))
+        size = sum(sum(budgets[layer]) * self.entry_bytes[layer] for layer in layers)
+        return Total(sum(len(budgets[layer]) for layer in layers), entries, held, entries / held, size)
 
     @property
     def shares(self) -> list[list[float]]:
-        """Share of the context's keys that each key/value head keeps, [layer][kv_head]."""
-        return [[keys / self.context for keys in row] for row in self.budgets]
+        """Share of the entries of the model's own cache that each key/value head keeps, [layer][kv_head]."""
+        return [[kept / held for kept, held in zip(*rows, strict=True)]
+                for rows in zip(self.budgets, self.own_cache, strict=True)]  # fmt: skip
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table with one row per key/value head: its key policy, number of kept keys, and kept share of the context."""
+        """Table with one row per key/value head: kind of its layer, key policy, number and share of kept keys."""
         rows = [
-            (layer, head, policy, keys, keys / self.context)
-            for layer, (names, budgets) in enumerate(zip(self.policies, self.budgets, strict=True))
-            for head, (policy, keys) in enumerate(zip(names, budgets, strict=True))
+            (layer, head, self.layer_kinds[layer], *row)
+            for layer, heads in enumerate(zip(self.policies, self.budgets, self.shares, strict=True))
+            for head, row in enumerate(zip(*heads, strict=True))
         ]
-        return pd.DataFrame(rows, columns=["layer", "kv_head", "policy", "budget", "share"])
+        return pd.DataFrame(rows, columns=["layer", "kv_head", "kind", "policy", "budget", "share"])
 
     def document(self) -> dict[str, Any]:
         """JSON document of the plan, with the size of the cache and the share of keys that each head keeps."""
-        return {"format": FORMAT, **super().document(), "total": vars(self.total), "shares": self.shares}
+        sizes = {"total": vars(self.total), "by_kind": {kind: vars(part) for kind, part in self.by_kind.items()}}
+        return {"format": FORMAT, **super().document(), **sizes, "shares": self.shares}
 
     @classmethod
     def load(cls, run: Run) -> Plan:
@@ -116,12 +132,20 @@ class Plan(Result):
         """Report of the plan: cache size, errors of all key policies, and a map of the kept shares over heads."""
         total = self.total
         goal = f"{100 * self.error:g}% error" if self.error is not None else f"{total.share:.1%} of the cache"
+        if self.error is None and len(self.by_kind) > 1:
+            goal += f" ({self.by_kind['full'].share:.1%} of its full layers)"
         kept = (
             f"KV entries: {total.entries:,} of {total.entries_without_plan:,} ({total.share:.1%}) over "
             f"{total.key_value_heads} key/value heads, {total.bytes / 1e6:.1f} MB."
         )
-        if total.share > NOTHING_SAVED:
+        if "full" not in self.by_kind:
+            kept += " Nothing is saved: every layer has a sliding window shorter than the context."
+        elif self.by_kind["full"].share > NOTHING_SAVED:
             kept += " Nothing is saved: allow a larger error."
+        kinds = [(kind, self.layer_kinds.count(kind), f"{one.entries:,}", f"{one.entries_without_plan:,}",
+                  f"{one.share:.1%}", f"{one.bytes / 1e6:.1f}") for kind, one in self.by_kind.items()]  # fmt: skip
+        kinds.append(("all", sum(row[1] for row in kinds), f"{total.entries:,}", f"{total.entries_without_plan:,}",
+                      f"{total.share:.1%}", f"{total.bytes / 1e6:.1f}"))  # fmt: skip
         rows = [
             (policy_label(one.policy), f"{one.share:.1%}", one.error, one.error_high,
              "–" if one.within is None else f"{one.within:.0%}")
@@ -142,7 +166,10 @@ class Plan(Result):
         if self.probed:
             trust.append("The curve of random keys comes from a probe, whose tokens are pooled over many windows.")
         if "sliding" in self.layer_kinds:
-            trust.append("Sliding-window layers cache only the last tokens; their budgets count the whole context.")
+            trust.append(
+                "Layers with a sliding window shorter than the context are left as they are: all the tokens that they "
+                "cache stay, and count in shares of the cache. Errors are those of the other layers."
+            )
         return View(
             title=f"KV-cache plan for {self.model}: {goal}",
             subtitle=f"{self.model} on {self.corpus}: {goal} after a context of {self.context:,} tokens",
@@ -153,8 +180,10 @@ class Plan(Result):
             ),
             sections=[
                 Section("Cost of each key policy", lead, [
-                    Table("The whole model under each policy", columns, rows),
-                    head_map("Share of the context kept by each key/value head", "share kept", places, shares,
+                    Table("Cache by kind of layer",
+                          ("layers", "number", "entries kept", "entries without a plan", "share", "MB"), kinds),
+                    *([Table("The whole model under each policy", columns, rows)] if rows else []),
+                    head_map("Share of its cache kept by each key/value head", "share kept", places, shares,
                              height=340),
                 ]),
             ],
@@ -166,8 +195,9 @@ class Plan(Result):
 def plan(
     model: str | LoadedModel, corpus: str | None = None,
     *, total: float | int | None = None, error: float | None = None, context: int = 4096, policy: str = BEST,
-    run: ProbeRun | str | Path | None = None, windows: tuple[int, int] = (FITTED, CHECKED), seed: int = 0,
-    device: str = "auto", progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
+    run: ProbeRun | str | Path | None = None, special: str | None = None,
+    windows: tuple[int, int] = (FITTED, CHECKED), seed: int = 0, device: str = "auto",
+    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> Plan:  # fmt: skip
     """Choose how many keys each key/value head of a decoder keeps in its cache, and by which key policy.
 
@@ -175,11 +205,13 @@ def plan(
     ----------
     model : an alias, a folder, a GGUF file, a hub id, or a loaded decoder with its language-model head
     corpus : text to measure errors on; by default that of the `run`, or "stdlib-docs"
-    total : size of the cache as a share (a float, 0.25 by default) or in bytes (an int)
+    total : size of the cache: a share of the layers that cache the whole context (a float, 0.25 by default), or bytes
+        of the whole cache (an int). Layers whose sliding window is shorter than the context are left as they are.
     error : relative output error that each head may make, instead of a total
     context : prompt length at which the cache is cut
     policy : "best" for the best policy of each head, or one by name, such as "snapkv" or "random"
     run : a probe of the model, or its folder, for the errors of random keys; a plan for "random" makes one if needed
+    special : special tokens around each window, as in `probe`; by default those of the `run`, or "auto"
     windows : number of windows of text to choose the plan on, and number to check its errors on
     checkpoint : where finished windows are stored, so that the same call can continue
 
@@ -205,13 +237,13 @@ def plan(
     probed: ProbeRun | None = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
     if probed is not None and probed.score_scale != 1:
         raise InputError(f"the run scaled its scores by {probed.score_scale:g}; expected a probe without score_scale")
-    special = "auto" if probed is None else probed.special.get("mode", "auto")
+    special = special or ("auto" if probed is None else probed.special.get("mode", "auto"))
+    check_special(special)
     if corpus is None:
         corpus = "stdlib-docs" if probed is None else resolve_source(probed.corpus, probed.made)
     loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=True)
-    entry_bytes, kv_heads = _cache_entry(loaded)
-    check_decoder(loaded)
-    share = _share_of(total, entry_bytes, kv_heads * context) if isinstance(total, int) else total
+    caches = layer_caches(loaded, context)
+    share = share_of(total, caches, context) if isinstance(total, int) else total
     cut = cut_windows(loaded, corpus, special, context)
     fitted, needed = windows[0], sum(windows)
     if cut.count < needed:
@@ -228,24 +260,27 @@ def plan(
     check_cost("the plan", *plan_cost(loaded, context, needed), yes=True)
     order = window_order(cut, seed)[:needed]
     resumable: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint}
-    curves = measure_cut(loaded, cut, order, context, tuple(POLICIES), seed=seed, **resumable)
-    costs = budgets.fisher_costs(loaded, cut, order[:fitted], context, seed=seed)
-    layers = loaded.model.config.get_text_config().num_hidden_layers
-    made = make_plan(curves, costs, layers, policy=policy, error=error, share=share, run=probed, fitted=fitted)
+    if all(cache.entries < context for cache in caches):
+        made = _untouched(caches, context, policy, error)
+    else:
+        curves = measure_cut(loaded, cut, order, context, tuple(POLICIES), seed=seed, **resumable)
+        costs = budgets.fisher_costs(loaded, cut, order[:fitted], context, seed=seed)
+        made = make_plan(curves, costs, caches, policy=policy, error=error, share=share, run=probed, fitted=fitted)
     return replace(
-        made, model=loaded.name, model_sha256=loaded.sha256, corpus=corpus, special=special, seed=seed,
-        entry_bytes=entry_bytes, warnings=tuple(cut.warnings),
+        made, model=loaded.name, model_sha256=loaded.sha256, corpus=corpus, corpus_sha256=cut.sha256, special=special,
+        seed=seed, warnings=tuple(cut.warnings),
     )  # fmt: skip
 
 
 def make_plan(
-    curves: CutCurves, fisher: Array, layers: int, *, policy: str = BEST, error: float | None = None,
+    curves: CutCurves, fisher: Array, caches: Sequence[LayerCache], *, policy: str = BEST, error: float | None = None,
     share: float | None = None, run: ProbeRun | None = None, fitted: int = FITTED,
 ) -> Plan:  # fmt: skip
-    """Make a cache plan from measured error curves, for a target `error` or for a `share` of the cache.
+    """Make a cache plan from error curves, for a target `error` or for a `share` of the cache of the measured layers.
 
     The first `fitted` windows of text choose the plan, and the others check its errors. `fisher` (layers, heads) comes
-    from `fisher_costs`, `layers` is the model's number of layers, and `run` is a probe for the errors of random keys.
+    from `fisher_costs`, `caches` is what the model's own cache holds of each layer, and `run` is a probe for the errors
+    of random keys. All other layers are left as they are.
     """
     fit, check = curves.part(slice(fitted)), curves.part(slice(fitted, None))
     errors = fit.error()
@@ -279,37 +314,30 @@ def make_plan(
     single = [(name, np.full(shape, i), allocated[name]["fisher_weighted"] if error is None else needed[i])
               for i, name in enumerate(curves.policies)]  # fmt: skip
 
-    def rows(table: Any) -> Any:
-        by_layer = dict(zip(curves.layers, np.asarray(table).tolist(), strict=True))
-        return tuple(tuple(by_layer.get(layer, ())) for layer in range(layers))
+    start = _untouched(caches, curves.context, policy, error)
 
-    sliding = dict(zip(curves.layers, curves.sliding, strict=True))
-    return Plan(
-        model="", model_sha256=None, corpus="", special="auto", context=curves.context, policy=policy, error=error,
-        fitted=fitted, checked=len(check.full), seed=0,
-        layer_kinds=tuple("none" if layer not in sliding else "sliding" if sliding[layer] else "full"
-                          for layer in range(layers)),
-        budgets=rows(keys), policies=rows(np.asarray(curves.policies)[chosen]), entry_bytes=0,
-        totals=tuple(policy_total(check, *row, error) for row in [*own, *single]),
+    def rows(table: Any, others: Any = start.own_cache) -> Any:
+        by_layer = dict(zip(curves.layers, np.asarray(table).tolist(), strict=True))
+        return tuple(tuple(by_layer.get(layer, row)) for layer, row in enumerate(others))
+
+    beside = sum(sum(row) for layer, row in enumerate(start.own_cache) if layer not in curves.layers)
+    return replace(
+        start, fitted=fitted, checked=len(check.full), budgets=rows(keys),
+        policies=rows(np.asarray(curves.policies)[chosen], start.policies),
+        totals=tuple(policy_total(check, *row, error, beside) for row in [*own, *single]),
         allocations={name: {kind: rows(table) for kind, table in kinds.items()} for name, kinds in allocated.items()},
         probed=run is not None,
     )  # fmt: skip
 
 
-def _cache_entry(model: LoadedModel) -> tuple[int, int]:
-    """Bytes of one key with its value in one head, and number of key/value heads in the whole model."""
-    calls: list[Captured] = []
-    stack: Any = model.model.base_model
-    with torch.inference_mode(), capture(stack, calls.append) as run_until_last_attention:
-        ids = torch.zeros((1, 2), dtype=torch.long, device=model.model.device)
-        run_until_last_attention(input_ids=ids, use_cache=False)
-    dims = calls[0].key.shape[-1] + calls[0].value.shape[-1]
-    return dims * calls[0].key.element_size(), sum(call.key.shape[1] for call in calls)
-
-
-def _share_of(size: int, entry: int, entries: int) -> float:
-    """Share of a cache that fits into `size` bytes; the whole cache has `entries` entries of `entry` bytes each."""
-    if not entry <= size <= entry * entries:
-        expected = f"between {entry:,}, one entry, and {entry * entries:,}, the whole cache, or a share such as 0.25"
-        raise InputError(f"total is {size:,} bytes; expected {expected}")
-    return size // entry / entries
+def _untouched(caches: Sequence[LayerCache], context: int, policy: str, error: float | None) -> Plan:
+    """Plan that leaves every layer of a model as it is, measured on no text."""
+    held = tuple((cache.entries,) * cache.heads for cache in caches)
+    return Plan(
+        model="", model_sha256=None, corpus="", corpus_sha256=None, special="auto", context=context, policy=policy,
+        error=error, fitted=0, checked=0, seed=0, own_cache=held, budgets=held,
+        layer_kinds=tuple("none" if not cache.heads else "full" if cache.entries == context else "sliding"
+                          for cache in caches),
+        policies=tuple(("recent",) * cache.heads for cache in caches),  # what a sliding window keeps
+        entry_bytes=tuple(cache.entry_bytes for cache in caches), totals=(), allocations={}, probed=False,
+    )  # fmt: skip

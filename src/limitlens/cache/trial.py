@@ -7,6 +7,7 @@ with those of the full cache by KL divergence, agreement of the likeliest token,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -172,7 +173,8 @@ def trial(
         raise InputError(f"{given}; expected the model of the plan")
     text = corpus or resolve_source(made.corpus, made.made)
     windows = cut_windows(loaded, text, made.special, made.context)
-    used = 0 if corpus else made.fitted + made.checked
+    same = corpus is None or windows.sha256 == made.corpus_sha256  # the plan has used windows of this text
+    used = made.fitted + made.checked if same else 0
     order = window_order(windows, made.seed)[used:][:documents]
     if len(order) < 2:
         raise InputError(f"the text {text!r} leaves {len(order)} documents for a trial; expected at least 2: give more")
@@ -217,8 +219,8 @@ def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook
             hook(call)
 
     def read() -> tuple[Tensor, float]:
-        log_p = model(input_ids=ids[:, context:], past_key_values=cache).logits[0].float().log_softmax(-1)
-        cache.crop(context - ids.shape[1])  # removes the continuation from the cache again
+        # A copy, because a layer with a sliding window could not be cropped to the context again.
+        log_p = model(input_ids=ids[:, context:], past_key_values=deepcopy(cache)).logits[0].float().log_softmax(-1)
         return log_p, -float(log_p[:-1].gather(-1, ids[0, context + 1 :, None]).mean())
 
     with torch.inference_mode():
@@ -237,17 +239,17 @@ def _read(loaded: LoadedModel, ids: Tensor, context: int, hooks: list[PolicyHook
 def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> tuple[TrialRow, ...]:
     """Average over documents: nll `full` (documents,), and KL, agreement and nll `cut` (documents, names, 3)."""
     kl = {name: cut[:, place, 0] for place, name in enumerate(names)}
-    total = plan.total
 
-    def row(policy: str, allocation: str, entries: int, **numbers: Array) -> TrialRow:
+    def row(policy: str, allocation: str, budgets: Rows, **numbers: Array) -> TrialRow:
         means = {name: paired_mean(values) for name, values in numbers.items()}
         values: dict[str, Any] = dict.fromkeys(NUMBERS) | {name: mean.value for name, mean in means.items()}
-        size: dict[str, Any] = {"share": entries / total.entries_without_plan, "bytes": entries * plan.entry_bytes}
+        total = plan.size(budgets)
+        size: dict[str, Any] = {"share": total.share, "bytes": total.bytes}
         stderr = {name: mean.stderr for name, mean in means.items()}
         return TrialRow(policy=policy, allocation=allocation, task="text", **size, **values, stderr=stderr)
 
     zero = np.zeros_like(full)
-    rows = [row(FULL, FULL, total.entries_without_plan, kl=zero, agreement=zero + 1, nll=full, nll_increase=zero)]
+    rows = [row(FULL, FULL, plan.own_cache, kl=zero, agreement=zero + 1, nll=full, nll_increase=zero)]
     for place, (policy, allocation) in enumerate(names):
         _, agreement, nll = cut[:, place].T
         numbers = {"kl": kl[policy, allocation], "agreement": agreement, "nll": nll, "nll_increase": nll - full}
@@ -257,7 +259,7 @@ def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> 
             numbers["kl_minus_equal_error"] = numbers["kl"] - kl[policy, "equal_error"]
         uniform = _uniform(plan) if policy == BEST else ()
         budgets = plan.budgets if allocation == OWN else uniform or plan.allocations[policy][allocation]
-        rows.append(row(policy, allocation, sum(map(sum, budgets)), **numbers))
+        rows.append(row(policy, allocation, budgets, **numbers))
     return tuple(rows)
 
 

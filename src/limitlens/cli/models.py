@@ -52,11 +52,14 @@ def predict(
 def plan(
     model: Decoder,
     corpus: Annotated[str | None, Option(help="Calibration text; default: that of --run, or stdlib-docs.")] = None,
-    total: Annotated[str | None, Option(metavar="SHARE|SIZE", help="Cache size: 0.25 (default), or 16MB.")] = None,
+    total: Annotated[
+        str | None, Option(metavar="SHARE|SIZE", help="Share of what full layers cache (0.25), or 16MB in all.")
+    ] = None,
     error: Annotated[float | None, Option(help="Relative output error of each head, instead of --total.")] = None,
     context: Annotated[int, Option(help="Prompt length at which the cache is cut.")] = 4096,
     policy: Annotated[str, Option(help="Key policy: best for each head, or one by name (snapkv, ...).")] = "best",
     run: Annotated[str | None, Option(help="Folder of a probe, whose curves give budgets of random keys.")] = None,
+    special: Annotated[str | None, Option(help="Special tokens: auto, none, bos; default: as --run, or auto.")] = None,
 ) -> None:
     """Plan a smaller KV cache: how many keys each head keeps, and by which policy, for a cache size or an error.
 

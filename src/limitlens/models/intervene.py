@@ -44,8 +44,8 @@ def intervene(
         `Captured` to the `Captured` used instead. A probe calls this function from several threads.
     count : number of keys that each query attends to, or numbers [layer][kv_head].
     cut : length of the context, of which `count` keys are selected once. Later queries see these keys and all later
-        tokens. If None, each query selects among the keys it sees; a causal model then allows no policy that ranks keys
-        by earlier queries.
+        tokens; layers whose sliding window is shorter than the context are left as they are. If None, each query
+        selects among the keys it sees; a causal model then allows no policy that ranks keys by earlier queries.
     score_scale : factor of scale · <query, key>, before any softcap or bias: a number, an array (layers, heads), a
         function (layer, positions of the queries) -> tensor broadcastable to (heads, queries), or a file that
         `limitlens temper` wrote, which also sets the rope scaling. Gradients flow through it; under
@@ -213,8 +213,8 @@ class PolicyHook:
         begins = max(int(call.position[-1]) + 1 - total, 0)  # position of the first key
         before = cut - begins  # keys before the cut
         early = int((call.position < cut).sum())  # queries before the cut
-        if before <= 0 or (early == length and before > total):
-            return call  # the cache holds no key before the cut any more, or the cut is not reached yet
+        if call.slides(cut) or before <= 0 or (early == length and before > total):
+            return call  # the cache holds not all or none of the keys before the cut, or the cut is not reached yet
         later = slice(early, length)
         end = torch.full((1,), before, device=call.position.device)
         if not self.oracle and (early or call.layer not in self.selected):
@@ -225,12 +225,13 @@ class PolicyHook:
         kept = self._select(call, before, None, end, later) if self.oracle else self.selected[call.layer]
         shape = (*call.query.shape[:2], length, total)
         mask = torch.ones(shape, dtype=torch.bool, device=call.key.device)
-        mask[:, :, later, :before] = _per_query_head(kept.mask, (*shape[:2], length - early, before))
+        rows = (*shape[:2], length - early, before)  # of the selection, the last keys: a sliding window drops the first
+        mask[:, :, later, :before] = _per_query_head(kept.mask[..., -before:], rows)
         seen = call.seen()
         bias = None
         if kept.log_weights is not None:
             bias = call.query.new_zeros(shape)
-            bias[:, :, later, :before] = _per_query_head(kept.log_weights, (*shape[:2], length - early, before))
+            bias[:, :, later, :before] = _per_query_head(kept.log_weights[..., -before:], rows)
         return _with(call, mask if seen is None else mask & seen, bias)
 
     def _select(

@@ -54,6 +54,10 @@ class Captured:
     position: Tensor | None = None  # (L,): positions of the queries; None if the rows of a batch differ
     forward: Any = None  # label that the caller gave to this forward pass
 
+    def slides(self, context: int) -> bool:
+        """Whether the layer's sliding window is so short that its cache does not hold all of `context` tokens."""
+        return self.sliding_window is not None and self.sliding_window <= context  # a cache holds window − 1 tokens
+
     def seen(self, start: int = 0, stop: int | None = None) -> Tensor | None:
         """Mask of keys that queries `start` to `stop` see, broadcastable to (B, Hq, stop − start, N); None: all."""
         length, keys = self.query.shape[2], self.key.shape[2]
