@@ -262,3 +262,14 @@ def test_a_bound_beyond_the_range_of_floats_is_shown_as_a_power_of_ten(capsys: p
     for exponent in (power, power - 2, 2 * power):  # the constant, at n = 10⁴, and the n at which it is 1
         assert f"10{str(round(exponent)).translate(superscript)}" in line
     assert "∞" not in line
+
+
+def test_hardmax_takes_a_law_and_a_matrix_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--sizes", "50,100,200", "--replicates", "4", "--queries", "16", "--json")
+    with pytest.raises(SystemExit) as stopped:
+        main(["hardmax", "--mean", "3,0", "--covariance", "1,4", "--matrix", "0.5,2", *small])
+    document = json.loads(capsys.readouterr().out)
+    assert stopped.value.code == 0
+    assert document["inputs"]["dim"] == 2
+    assert document["inputs"]["A"] == [[0.5, 0.0], [0.0, 2.0]]
+    assert document["hardmax"]["predicted"] == {}

@@ -373,7 +373,7 @@ def test_a_head_that_sees_nothing_or_everything_at_once_is_studied_in_silence(re
     far = ll.study(LINE, ll.Head(1e5), [50, 100, 200], replicates=4, queries=32)
     assert far.predicted["output"] == pytest.approx(1e5, rel=1e-4)  # the largest token, near 2.5, instead of 1e5 x
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
-    with pytest.raises(InputError, match=r"the horizon is 1e.09; expected a number from 0 to 1,000"):
+    with pytest.raises(InputError, match=r"the horizon is 1e.09; expected a number from 0 to 10,000"):
         ll.designed_head(np.eye(1), 1e9)
 
 

@@ -12,7 +12,7 @@ from limitlens.arrays import Tensor, torch
 from limitlens.errors import Array, InputError, as_array, check_covariance, check_number, check_seed
 from limitlens.measures.custom import TokenLaw, as_measure
 
-HARDMAX_BEYOND = 1000  # largest horizon of `designed_head`: attention over 30,000 tokens is hardmax long before
+HARDMAX_BEYOND = 10_000  # largest horizon of `designed_head`: attention over 30,000 tokens is hardmax long before
 
 
 class Head:

@@ -101,19 +101,32 @@ def study(
     return run(law, head_of(call, law, matrix, horizon=horizon, spectrum=spectrum, seed=shared["seed"]), **shared)
 
 
-@command("attending", runs="experiments.hardmax", shares="plot seed yes", kept=True)
+@command("attending", shares="plot seed yes", kept=True)
 def hardmax(
+    call: Context,
     sizes: Sizes = "100:1000000:9",
     measure: Law = "gaussian",
     dim: Annotated[int, Option(help="Dimension of the tokens; theory is known for gaussian, 1.")] = 1,
+    mean: Mean = None,
+    covariance: Covariance = None,
+    matrix: Matrix = None,
     horizons: Annotated[str, Option(metavar="LO:HI:K", help="Horizons of softmax curves (gaussian, dim 1).")] = "0.5",
     replicates: Replicates = 400,
     queries: Annotated[int, Option(help="Queries per sample (not for gaussian, dim 1).")] = 2048,
-) -> None:
+    **shared: Any,
+) -> Result:
     """Measure the scatter of the mean output over n tokens with argmax for softmax: is it a power of n or of log n?
 
     Example: limitlens hardmax --sizes 100:1000000:9 --horizons 0.5:16:6 --plot
     """
+    from limitlens.experiments.hardmax import hardmax as run
+
+    shared |= {"horizons": horizons, "replicates": replicates, "queries": queries}
+    if (mean, covariance, matrix) == (None, None, None):
+        return run(sizes, measure=measure, dim=dim, **shared)
+    law = law_of(call, measure, dim, mean=mean, covariance=covariance, matrix=matrix)
+    head = None if matrix is None else head_of(call, law, matrix, horizon=1.0, spectrum="flat", seed=shared["seed"])
+    return run(sizes, measure=law, head=head, **shared)
 
 
 @command(shares="plot seed")
