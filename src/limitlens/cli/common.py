@@ -32,7 +32,7 @@ SHARED: dict[str, tuple[Any, Any]] = {  # options that several commands have, wi
     "special": (Annotated[str, Option(metavar="auto|none|bos", help="Special tokens around each text.")], "auto"),
     "seed": (Annotated[int, Option(min=0, help="Seed of every random choice.")], 0),
     "device": (Annotated[str, Option(metavar="auto|cpu|cuda", help="Device that computes.")], "auto"),
-    "threads": (Annotated[int | None, Option(min=1, help="CPU threads; by default fewer on a busy machine.")], None),
+    "threads": (Annotated[int | None, Option(min=1, max=1024, help="CPU threads; fewer on a busy machine.")], None),
     "precision": (Annotated[str, Option(metavar="fast|accurate|exact", help="GPU: 1e-3, 1e-6, float32.")], "accurate"),
     "memory": (Annotated[str | None, Option(metavar="SIZE", help="Most memory to use, such as 4GB.")], None),
     "ray": (Annotated[str | None, Option(metavar="auto|HOST:PORT", help="Run on a Ray cluster.")], None),
@@ -84,8 +84,9 @@ def command(
             arguments = wanted | {option: CONVERTED[option](wanted[option]) for option in wanted.keys() & CONVERTED}
             if any(one.name == "call" for one in declared):
                 arguments["call"] = call
-            ignored = given.get("device", "auto") not in ("auto", "cpu") and "device" not in passed
-            noted = [f"--device {given['device']} was ignored: {call.info_name} computes on the CPU only"] * ignored
+            device = given.get("device", "auto")
+            ignored = device not in ("auto", "cpu") and "device" not in passed
+            noted = [f"--device {device} was ignored: {call.info_name} computes on the CPU only"] * ignored
             warn(noted, given["quiet"])
             chosen = {option: value for option, value in call.params.items() if value is not None}
             checkpoint = make_checkpoint(given["out"], given["checkpoint_every"], given["resume"]) if kept else None
