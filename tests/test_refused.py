@@ -482,3 +482,8 @@ def test_a_law_of_ones_own_is_checked_at_the_start() -> None:
     told(lambda: ll.study(Own(2.0), HEAD, [20, 40]), "grad_K is not the gradient of K")
     told(lambda: ll.limit(Own(1.01), HEAD, [[1.0]]), "grad_K is not the gradient of K")
     told(lambda: ll.study(Own(end=1.5), HEAD, [20, 40]), "K of the measure at a tilt holds inf")
+
+
+def test_too_many_threads_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "theory", "--threads", 10**16)
+    assert (code, out, err.count("\n")) == (2, "", 1)

@@ -84,8 +84,9 @@ def command(
             arguments = wanted | {option: CONVERTED[option](wanted[option]) for option in wanted.keys() & CONVERTED}
             if any(one.name == "call" for one in declared):
                 arguments["call"] = call
-            ignored = given.get("device", "auto") not in ("auto", "cpu") and "device" not in passed
-            noted = [f"--device {given['device']} was ignored: {call.info_name} computes on the CPU only"] * ignored
+            device = given.get("device", "auto")
+            ignored = device not in ("auto", "cpu") and "device" not in passed
+            noted = [f"--device {device} was ignored: {call.info_name} computes on the CPU only"] * ignored
             warn(noted, given["quiet"])
             chosen = {option: value for option, value in call.params.items() if value is not None}
             checkpoint = make_checkpoint(given["out"], given["checkpoint_every"], given["resume"]) if kept else None

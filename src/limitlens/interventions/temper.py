@@ -276,11 +276,10 @@ def temper(
         others = harness.read_documents(loaded, other, to, documents, MIN_TEST_DOCUMENTS)
         held_out["other"] = plant_all(others, window, seed + 100)
     where = torch.cuda.get_device_name(reader.device) if reader.half else reader.device.type
-    precision = "bfloat16" if reader.half else "float32"
-    about = loaded.name, identity(loaded.model), window, to, rope_scaling, texts, where, precision
-    made = Temper(*about, fits={}, by_document={})
-    readings = (len(fits) + SCHEDULES) * sum(map(len, held_out.values()))
-    forwards = len(fits) * steps * (STEP_FORWARDS + 1 / count) + readings
+    about = loaded.name, identity(loaded.model), window, to, rope_scaling, texts, where
+    made = Temper(*about, "bfloat16" if reader.half else "float32", fits={}, by_document={})
+    forwards = len(fits) * steps * (STEP_FORWARDS + 1 / count)
+    forwards += (len(fits) + SCHEDULES) * sum(map(len, held_out.values()))
     check_cost(f"temper of {loaded.name}", *forward_cost(loaded.model, forwards * to, to), yes=True)
     total = len(fits) + max(map(len, held_out.values()))
     course: dict[str, Any] = {"steps": steps, "rate": rate, "seed": seed}
@@ -299,9 +298,9 @@ def temper(
             keep(replace(made, interrupted=True))
             progress(len(fits) + row + 1, total)
     except KeyboardInterrupt as stop:
-        if not made.fits or isinstance(stop, StopNow):
+        if not (made.fits or made.by_document) or isinstance(stop, StopNow):
             raise
-        return replace(made, interrupted=True)
+        made = replace(made, interrupted=True)
     return made
 
 
