@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-NAMED = ("flags", "tails", "ascent", "predict")  # `make soak` runs those of validation.soak
+NAMED = ("flags", "tails", "ascent", "predict", "mutations")  # `make soak` runs those of validation.soak
 
 
 def main() -> None:

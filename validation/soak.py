@@ -2,8 +2,9 @@
 
 `numbers`: rates and constants of the theory. `coverage`: coverage of the intervals of studies. `probes`: agreement of
 probes of a real model with different seeds. `kills`: whether jobs that are killed and resumed end with the same result
-as without kills. `fuzz`: outcomes of 10,000 hostile calls. `python -m validation.soak coverage` runs one check. Each
-line has a number, its expected value and its tolerance; the exit code is 1 if a number is outside its tolerance.
+as without kills. `fuzz`: outcomes of 10,000 hostile calls. `mutations`: share of errors put into the numeric code that
+the tests notice. `python -m validation.soak coverage` runs one check. Each line has a number, its expected value and
+its tolerance; the exit code is 1 if a number is outside its tolerance.
 """
 
 from __future__ import annotations
@@ -102,12 +103,21 @@ def hostile() -> list[dict[str, object]]:
     return fuzz.run()
 
 
+def mutated() -> list[dict[str, object]]:
+    """Mutations that the tests notice (validation/mutations.py), in a process that has not imported the sources."""
+    if code := subprocess.run([sys.executable, "-m", "validation", "mutations"]).returncode:
+        sys.exit(code)
+    rows: list[dict[str, object]] = json.loads((RESULTS / "mutations.json").read_text())
+    return rows
+
+
 SECTIONS: dict[str, tuple[str, Callable[[], list[dict[str, object]]]]] = {
     "numbers": ("soak.json", numbers),
     "coverage": ("coverage.json", covered),
     "probes": ("probes.json", probes),
     "kills": ("kills.json", kills),
     "fuzz": ("fuzz.json", hostile),
+    "mutations": ("mutations.json", mutated),
 }
 
 

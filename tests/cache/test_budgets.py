@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from head_cases import SIZES, head_record, probe_run
-from limitlens.cache.budgets import probe_errors
+from limitlens.cache.budgets import policy_total, probe_errors
 from limitlens.cache.cut import CutCurves, keys_below
 from limitlens.errors import Array
 from limitlens.probing.record import Sink
@@ -77,9 +77,22 @@ def test_a_sink_is_one_more_key_and_damps_the_error() -> None:
     # Here the factor beyond the sizes is exact: the rest's share at 9,000 tokens.
     np.testing.assert_allclose(rest_in(9000).error, rest * 0.9)
     assert head.keys_for(0.1, 9001).n == exact(2 * 0.9, 0.1, 9000) + 1
+    assert head.keys_for(0.01, 129).n == exact(2 * 128 / 1128, 0.01, 128) + 1  # the sink is no key of the rest
     learned = head_record(0, 0, errors=beside, without_sink=rest, sink=Sink("learned sink", share, 0.5, 1000.0))
     assert learned.keys_for(0.1, 9000).n == exact(2 * 0.9, 0.1, 9000)
     errors = errors_of(head)
     rest_at = 0.1 * 2 * head.sink_factor(CONTEXT - 1) * (1 - 100 / (CONTEXT - 1)) ** 0.5
     assert errors[0, 0, 101] == pytest.approx(rest_at)
     assert errors[0, 0, 1] == 7  # the sink alone
+
+
+def test_the_total_of_a_policy_is_over_query_heads_with_a_jackknife_over_windows() -> None:
+    squares = np.random.default_rng(3).uniform(0.5, 1.5, (5, 1, 1, 4, 1)) * np.array([0.16, 0.04, 0.0])
+    check = CutCurves(("random",), (0, 10, 20), squares, np.ones((5, 1, 4)), 2, (0,), (False,))
+    found = policy_total(check, "random", np.zeros((1, 2), int), np.array([[10, 0]]), 0.5)
+    by_window = squares[:, 0, 0, np.arange(4), [1, 1, 0, 0]]  # two query heads read each key/value head
+    errors = np.sqrt(by_window.mean(0))
+    assert (found.share, found.within, found.oracle) == (0.25, 1.0, False)
+    assert (found.error.value, found.error_high) == pytest.approx(np.quantile(errors, (0.5, 0.9)))
+    left = [np.median(np.sqrt(np.delete(by_window, window, 0).mean(0))) for window in range(5)]
+    assert found.error.stderr == pytest.approx(np.sqrt(4 * np.var(left)))

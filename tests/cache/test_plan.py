@@ -102,6 +102,8 @@ def test_a_dent_in_a_cost_is_bridged() -> None:
     costs = np.array([[1.0, 1.0, 0.0], [0.9, 0.8, 0.7]])
     assert budgets.fisher_weighted(costs, (0, 4, 8), 8).tolist() == [8, 0]
     assert budgets.fisher_weighted(costs * [[1], [0]], (0, 4, 8), 16).tolist() == [8, 0]  # no gain
+    uneven = np.array([[1.0, 0.7, 0.7], [1.0, 0.9, 0.3]])  # the second saves more, the first more per key
+    assert budgets.fisher_weighted(uneven, (0, 4, 16), 4).tolist() == [4, 0]
 
 
 def test_fisher_costs_predict_the_divergence_of_a_perturbed_head() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import limitlens as ll
 from limitlens.attention.policies.mixing import MIXINGS
 from limitlens.cli import main
 from limitlens.errors import InputError
-from limitlens.interventions.designs import DESIGNS, Designs
+from limitlens.interventions.designs import DESIGNS, Designs, _outputs, _without
 from limitlens.models import Captured, capture
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.windows import open_some
@@ -109,6 +110,24 @@ def test_the_view_names_the_design_of_least_error(found: Designs) -> None:
         f"At 8 keys the design with the smallest error over all heads is {DESIGNS[found.designs[least]]} ("
         in (found.view().verdict[1])
     )
+
+
+def test_fluctuations_of_equal_scores_are_the_variance_of_documents() -> None:
+    """Outputs are then means of documents; the limit without a document fluctuates too, which must not count."""
+    value = torch.randn(5, 1, 3, 2, generator=torch.Generator().manual_seed(3))
+    captured: Any = SimpleNamespace(query=torch.zeros(5, 1, 3, 4), scale=1.0, sinks=None, softcap=None)
+    _, _, away = _outputs(captured, 0, torch.zeros(5, 1, 3, 4), value)
+    means = value[:, 0].mean(1).numpy()
+    expected = [np.delete(means, own, 0).var(0, ddof=1).sum() for own in range(5)]
+    assert away.mean() == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def test_means_without_one_query_leave_out_its_document() -> None:
+    squares = np.random.default_rng(4).uniform(size=(2, 5, 6))
+    found = _without(squares)
+    assert found[:, 0] == pytest.approx(squares[..., 0].mean(1))
+    for query in range(5):
+        assert found[:, 1 + query] == pytest.approx(np.delete(squares[..., 1 + query], query, 1).mean(1))
 
 
 def test_groups_keep_the_mass_of_their_keys() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -67,6 +68,15 @@ def test_all_keys_change_nothing_and_few_keys_something() -> None:
     assert every["accuracy"].iloc[0] > 0.8  # what the letters tell
     assert asked().trained == 60
     assert set(table["documents"]) == {"all", "low horizon", "middle horizon", "high horizon"}
+
+
+def test_margins_are_relative_to_those_with_all_keys() -> None:
+    outcomes = np.random.default_rng(1).uniform(1, 2, (12, 1, 7))
+    made = replace(asked(), outcomes=outcomes, horizon=np.arange(12.0), sizes=(4,), documents=12)
+    _, _, margin, change, _, full_margin, full_square = outcomes[:, 0].mean(0)
+    found = made.table.iloc[0]
+    assert found["margin"] == pytest.approx(margin / full_margin)
+    assert found["margin_error"] == pytest.approx(np.sqrt(change / full_square))
 
 
 def test_the_horizon_of_a_document_is_that_of_its_scores() -> None:

@@ -11,7 +11,7 @@ from scipy import stats
 
 import limitlens as ll
 from limitlens.errors import InputError
-from limitlens.interventions.stability import MEASURES, _stability
+from limitlens.interventions.stability import MEASURES, Stability, _stability
 from limitlens.models.catalog import LoadedModel
 from tiny_models import TINY, tiny_tokenizer
 
@@ -61,6 +61,15 @@ def test_trust_is_a_threshold_on_the_lower_end() -> None:
     counts = [ll.stability(tiny("llama"), trust=trust, **known).table["trusted"].sum() for trust in (0, 0.9, 1)]
     assert counts[0] >= counts[1] >= counts[2]
     assert counts[2] == 4  # the first layer alone
+
+
+def test_the_lower_end_is_that_of_students_interval() -> None:
+    overlap = np.array([0.9, 0.8, 0.85, 0.95])
+    low = stats.t.interval(0.95, 3, overlap.mean(), stats.sem(overlap))[0]
+    found = np.repeat(overlap[:, None, None], len(MEASURES), -1)
+    for trust in (low - 1e-6, low + 1e-6):
+        made = Stability("model", "text", 8, 4, 1, 2, trust, ((0, 0),), found)
+        assert made.table["trusted"].tolist() == [trust < low]
 
 
 def test_mistakes_are_refused_in_one_sentence() -> None:

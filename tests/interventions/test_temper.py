@@ -7,6 +7,7 @@ import math
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from command_line import run
 from limitlens.interventions.planting import Axes, plant, read_axes, repeat
 from limitlens.interventions.reader import Reader
 from limitlens.interventions.temper import temper
-from limitlens.interventions.temper_fit import FitOptions, fit_exponents, yarn_exponent
+from limitlens.interventions.temper_fit import FitOptions, _loss, fit_exponents, yarn_exponent
 from limitlens.models import LoadedModel
 from limitlens.models.exponents import powers
 from limitlens.models.rope_scaling import rope_scaled, scaled_frequencies
@@ -129,6 +130,14 @@ def test_what_a_fit_feels_is_the_derivative_of_its_loss() -> None:
             values.append(reader.nll(ids)[TRAINED - 1 :].mean().item())
     assert found.felt[0, 0] == pytest.approx(abs(values[1] - values[0]) / 0.02, rel=0.02)
     assert found.exponents[0, 0] == pytest.approx(begin - 1e-4 * np.sign(values[1] - values[0]), abs=1e-5)
+
+
+def test_the_loss_of_a_fit_weighs_plain_text_and_retrieval() -> None:
+    reader: Any = SimpleNamespace(losses=lambda ids, start: torch.arange(start, len(ids), dtype=torch.float32))
+    role = torch.tensor([1, 1, 0, 0, 1, 1, 2, 0])  # of which the first two lie within the trained window
+    loss, step = _loss(reader, 3, torch.zeros(8), role, 2, 0.2)
+    assert (step.plain, step.far) == (4.0, 4.5)
+    assert loss.item() == pytest.approx(0.8 * 4 + 0.2 * 4.5)
 
 
 def test_exponents_lower_the_loss_on_a_document_no_step_has_read() -> None:

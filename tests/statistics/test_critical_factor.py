@@ -108,3 +108,12 @@ def test_gap_counting_grows_as_the_keys_thin_out(power: int) -> None:
         assert weights.sum(1) == pytest.approx(5, rel=1e-4)
         found.append(np.median(np.log(beta)))
     assert (found[1] - found[0]) / math.log(100) == pytest.approx(1 / power, abs=0.02 + 0.03 / power)
+
+
+def test_the_median_of_a_head_is_that_of_its_rows() -> None:
+    """For an odd and an even number of queries, whose own window is drawn in every resample."""
+    for count in (5, 6):
+        rows = np.random.default_rng(count).gamma(3.0, size=(2, 3, count))
+        found = critical_factors(rows, (100, 200), np.zeros(count, int))
+        assert [one.factor for one in found] == pytest.approx(np.median(rows[1], axis=-1))
+        assert [one.stderr for one in found] == pytest.approx([0, 0, 0])

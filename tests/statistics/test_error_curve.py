@@ -9,9 +9,10 @@ import pytest
 
 from limitlens.errors import InputError
 from limitlens.statistics.bootstrap import TwoWayBootstrap
-from limitlens.statistics.error_curve import ErrorCurve
+from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 from limitlens.statistics.fit import fit_rate
 from limitlens.statistics.tokens_for import CONTEXTS, ERRORS, MARKS, TokensFor, answers
+from limitlens.theory.exact_bootstrap import PilotErrors
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 
@@ -174,3 +175,27 @@ def test_intervals_of_the_number_of_tokens_cover_at_their_stated_rate(dim):
 def _covers(found, n):
     low, high = (math.inf if end is None else end for end in found.interval)
     return low <= n <= high
+
+
+def test_an_interval_is_the_error_and_two_standard_errors():
+    curve = ErrorCurve.of(SIZES, nested(np.random.default_rng(6), 50, 4))
+    half = 1.96 * curve.stderr
+    assert curve.interval == pytest.approx(np.stack((curve.error - half, curve.error + half)))
+
+
+def test_a_predicted_power_law_is_read_off_exactly():
+    sizes = np.asarray(SIZES, float)
+    logs = np.log(3 * sizes**-0.3) + np.array([[0.0], [-0.1], [0.1]])
+    rate = PredictedErrors(sizes, logs).rate(SIZES)
+    assert (rate.slope, rate.constant) == pytest.approx((0.3, 3))
+
+
+def test_predictions_from_four_windows_scatter_as_their_mean_does():
+    """Resamples of r windows have (r − 1)/r of the variance of their mean: with four a quarter is missing."""
+    errors, ones = 1 + 0.02 * np.random.default_rng(7).standard_normal((4, 3)), np.ones((4, 3))
+    halves = np.ones((2, 6, 4, 3))
+    (found,) = PredictedErrors.of(
+        np.array([8, 16, 32]), PilotErrors(errors, ones, ones, halves, halves), np.arange(4), 99, 0
+    )
+    expected = 0.5 * errors.std(0, ddof=1) / 2  # e is the root of a mean over four windows
+    assert found.logs[1:].std(0) == pytest.approx(expected, rel=0.1)

@@ -8,7 +8,7 @@ import torch
 from numpy.testing import assert_allclose
 
 import limitlens as ll
-from limitlens.statistics.estimators import GaussianControls, TokenSums, controlled, denoised
+from limitlens.statistics.estimators import GaussianControls, TokenSums, _noise, controlled, denoised
 
 
 def drawn_sums(law: ll.Gaussian, n: int, rounds: int, seed: int) -> TokenSums:
@@ -81,6 +81,17 @@ def test_the_adjusted_mean_is_right_and_its_standard_error_too() -> None:
     assert np.mean(left) < 0.3
     assert abs(scores.mean()) < 0.1  # a bias of a tenth of a standard error at most
     assert scores.std() == pytest.approx(1, abs=0.06)
+
+
+def test_each_row_is_corrected_by_the_fit_to_the_other_rows() -> None:
+    rng = np.random.default_rng(9)
+    controls, rows = rng.normal(size=(60, 2, 1)), rng.normal(size=(60, 2))
+    rows[0] += 50 * controls[0, :, 0]  # its own fit would follow it
+    found = controlled(rows, controls)
+    for r, size in ((0, 0), (0, 1), (7, 1)):
+        others = np.arange(60) != r
+        slope = np.polyfit(controls[others, size, 0], rows[others, size], 1)[0]
+        assert found[r, size] == pytest.approx(rows[r, size] - slope * controls[r, size, 0])
 
 
 def test_few_replicates_and_no_controls_leave_rows_alone() -> None:
@@ -164,3 +175,12 @@ def test_slopes_of_many_studies_scatter_as_their_standard_errors_say(horizon: fl
         assert np.std(slopes, ddof=1) == pytest.approx(np.sqrt(np.mean(stderrs**2)), rel=0.4), name  # 24 of them: ± 15%
     shares = [curve.errors["mean"].error_moments[0].var(0) / curve.denoised_moments("mean").var(0) for curve in curves]
     assert np.mean(shares) < (0.12 if horizon < 0.5 else 0.8)
+
+
+def test_the_noise_of_few_queries_is_the_variance_of_their_means() -> None:
+    D, G = torch.randn(2, 3, 20, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = _noise(D, G)
+    D, G = (part - part.mean(1, keepdim=True) for part in (D, G))
+    products = torch.einsum("rqi,rqj->rqij", G + D, G + D) - torch.einsum("rqi,rqj->rqij", G, G)
+    torch.testing.assert_close(found["mean"], D.var(1).sum(-1) / 20)
+    torch.testing.assert_close(found["covariance"], products.var(1).sum((-1, -2)) / 20)

@@ -200,6 +200,17 @@ def test_costs_beyond_floating_point_are_infinite_and_not_nan():
     assert cost.deviation_useful_from(1.0) == np.inf
 
 
+def test_bounds_at_their_ends():
+    """Without deviations of the numerator the partition function alone counts; in a ball of radius 0, the mean."""
+    cost = bounds.TiltCost(log_cost=np.log(2.0), chi_squared=1.0, trace=0.0, limit=1.0, reach=np.inf)
+    assert cost.deviation_bound(100, 0.1) == pytest.approx(np.exp(-100 * 0.999**2 / (2 * 2)))
+    sphere = bounds.tilt_cost(Sphere(3), [0.0, 0.0, 2.0])
+    assert sphere.reach == pytest.approx(1 + 1 / np.tanh(2) - 1 / 2)  # from Γ to the antipode of its direction
+    for dim, length in ((1, np.sqrt(2 / np.pi)), (3, np.sqrt(8 / np.pi))):  # E|g|
+        found = bounds.uniform_supremum(4 * np.eye(dim), np.eye(dim), 0.0)
+        assert found.prediction.value == pytest.approx(2 * length)
+
+
 def test_uniform_constants():
     exponential = bounds.uniform_exponential(2.0, 1.5)
     assert exponential.prediction.value == pytest.approx(np.exp(9))

@@ -60,6 +60,17 @@ def test_pointwise_error_with_the_query_among_the_tokens(tilt, own):
     assert z_score(weights[:, 0] * error, exact.own_along[0, 0]) < 4
 
 
+def test_values_along_and_across_the_tilt_may_be_correlated():
+    """A query among its tokens, and one value that mixes both directions: the cross term of the error counts."""
+    rng, query, V = np.random.default_rng(8), np.array([0.5, -1.0]), np.array([[1.0, 1.0]])
+    tokens = rng.normal(size=(40_000, 4, 2))
+    tokens[:, 0] = query
+    output = np.einsum("rn,rnd->rd", softmax(tokens @ [0.5, 0.0]), tokens) @ V.T
+    A = np.array([[1.0, 0.0], [0.0, 0.0]])  # the tilt is (0.5, 0), so is the limit
+    exact = curve.query_error(np.eye(2), A, query[None], 4, V=V, own=True)[0, 0]
+    assert z_score((output[:, 0] - 0.5) ** 2, exact) < 4
+
+
 def test_limits_of_the_exact_error():
     flat = pointwise_error(0.0, [1, 10, 1e6])
     assert flat.along[0] == pytest.approx([1, 0.1, 1e-6])

@@ -48,6 +48,18 @@ def test_with_replacement_it_is_the_infinite_replicate_bootstrap(n: int, atom: b
     assert np.abs(found - mean).max() < 4 * stderr.max()
 
 
+def test_one_and_two_tokens_are_the_mean_over_all_samples() -> None:
+    """Of one token, and of two with replacement, every sample is counted; 3e-3 is the accuracy of the grid."""
+    (found,) = pilot_errors(SCORES, VALUES, np.array([1, 2]))
+    first, second = np.indices((M, M)).reshape(2, -1)
+    for row, scores in zip(found.error, SCORES, strict=True):
+        weight = np.exp(scores)[:, None]
+        limit = (weight * VALUES).sum(0) / weight.sum()
+        pairs = (weight[first] * VALUES[first] + weight[second] * VALUES[second]) / (weight[first] + weight[second])
+        exact = [np.square(outputs - limit).sum(1).mean() for outputs in (VALUES, pairs)]
+        assert row == pytest.approx(exact, rel=3e-3)
+
+
 @pytest.mark.parametrize("atom", [False, True])
 @pytest.mark.parametrize("n", [60, 120])
 def test_without_replacement_it_is_what_a_probe_measures(n: int, atom: bool) -> None:
