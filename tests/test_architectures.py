@@ -54,7 +54,7 @@ def test_plans_count_and_trials_cut_what_the_cache_of_a_decoder_holds(name: str)
     tried = ll.trial(made, documents=2, model=model)
     full, *cut = tried.rows
     assert (full.share, full.bytes) == (1, sum(sizes))
-    assert len(cut) == (28 if "full" in made.by_kind else 1)
+    assert len(cut) == (29 if "full" in made.by_kind else 1)
     assert all(row.bytes <= made.total.bytes and (row.kl > 1e-6) == ("full" in made.by_kind) for row in cut)
     own = next(row for row in cut if row.allocation == "plan")
     assert (own.share, own.bytes) == (made.total.share, made.total.bytes)

@@ -188,7 +188,8 @@ def trial(
         for allocation, budgets in allocations.items()
     }
     policies = filled(made.policies, "recent")
-    tables.setdefault((made.policy, "uniform"), (policies, filled(_uniform(made), 0)))  # baseline of the plan
+    if made.allocations:  # baseline of the plan; a model whose layers all slide has nothing to allocate
+        tables.setdefault((made.policy, "uniform"), (policies, filled(_uniform(made), 0)))
     tables[made.policy, OWN] = policies, filled(made.budgets, 0)
 
     tokens = float(len(order) * (made.context + (1 + len(tables)) * BEHIND))
@@ -253,12 +254,14 @@ def _rows(plan: Plan, names: list[tuple[str, str]], full: Array, cut: Array) -> 
     for place, (policy, allocation) in enumerate(names):
         _, agreement, nll = cut[:, place].T
         numbers = {"kl": kl[policy, allocation], "agreement": agreement, "nll": nll, "nll_increase": nll - full}
-        if allocation != "uniform":
+        if allocation != "uniform" and (policy, "uniform") in kl:
             numbers["kl_minus_uniform"] = numbers["kl"] - kl[policy, "uniform"]
         if allocation == "fisher_weighted":
             numbers["kl_minus_equal_error"] = numbers["kl"] - kl[policy, "equal_error"]
-        uniform = _uniform(plan) if policy == BEST else ()
-        budgets = plan.budgets if allocation == OWN else uniform or plan.allocations[policy][allocation]
+        if allocation == OWN:
+            budgets = plan.budgets
+        else:
+            budgets = _uniform(plan) if policy == BEST else plan.allocations[policy][allocation]
         rows.append(row(policy, allocation, budgets, **numbers))
     return tuple(rows)
 
