@@ -88,7 +88,7 @@ def test_a_sink_is_one_more_key_and_damps_the_error() -> None:
 
 def test_the_total_of_a_policy_is_over_query_heads_with_a_jackknife_over_windows() -> None:
     squares = np.random.default_rng(3).uniform(0.5, 1.5, (5, 1, 1, 4, 1)) * np.array([0.16, 0.04, 0.0])
-    check = CutCurves(("random",), (0, 10, 20), squares, np.ones((5, 1, 4)), 2, (0,), (False,))
+    check = CutCurves(("random",), (0, 10, 20), squares, np.ones((5, 1, 4)), 2, (0,))
     found = policy_total(check, "random", np.zeros((1, 2), int), np.array([[10, 0]]), 0.5)
     by_window = squares[:, 0, 0, np.arange(4), [1, 1, 0, 0]]  # two query heads read each key/value head
     errors = np.sqrt(by_window.mean(0))
