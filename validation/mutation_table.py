@@ -198,7 +198,7 @@ TABLE: list[tuple[str, str, list[tuple[str, ...]]]] = [
         ("np.quantile(errors, (0.5, 0.9))", "np.quantile(errors, (0.9, 0.5))"),
         ("(errors <= error).mean()", "(errors > error).mean()"),
         ("np.arange(count) != row", "np.arange(count) == row"),
-        ("(keys.sum() + beside) /", "(keys.sum() - beside) /"),
+        ("/ (keys.size * check.context + beside)", "/ (len(keys) * check.context + beside)"),
     ]),
     ("cache/budgets.py", "cache/test_plan.py test_allocations_keep_to_the_total_and_fisher_weights_cost_least "
      "test_a_dent_in_a_cost_is_bridged", [
