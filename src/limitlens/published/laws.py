@@ -11,6 +11,7 @@ from limitlens.errors import Array
 from limitlens.estimate import Estimate
 from limitlens.experiments.hardmax import hardmax
 from limitlens.experiments.study import study
+from limitlens.experiments.study_result import StudyResult
 from limitlens.measures import Gaussian, Sphere
 from limitlens.measures.base import Measure
 from limitlens.published.catalogue import Number
@@ -86,8 +87,7 @@ def coupling_or_horizon(
     proved = np.array([rate_proved(one) for one in coupling])
     for name in (*MOMENTS, "output"):
         sharp = np.array([(rate_rms_output if name == "output" else rate_sharp)(H) for H in horizon])
-        rates = [curve.rate(name) for curve in found]
-        slope, bars = np.array([(rate.slope, rate.stderr) if rate else (np.nan, np.nan) for rate in rates]).T
+        slope, bars = _rates(found, name)
         for label, line in (lines | {"sharp": sharp}).items():
             missed = np.nanmean(np.abs(slope - line))
             work.numbers[f"{name}_{label}_miss"] = Number(Estimate(missed, np.nanmean(bars)))
@@ -110,6 +110,12 @@ def _projections(dim: int, seed: int) -> list[Array]:
     return [generator.standard_normal((dim, dim)) for _ in range(3)]
 
 
+def _rates(curves: list[StudyResult], name: str) -> Array:
+    """Fitted rates of the error `name` of studies, and their standard errors, (2, studies); NaN without a fit."""
+    rates = [curve.rate(name) for curve in curves]
+    return np.array([(rate.slope, rate.stderr) if rate else (np.nan, np.nan) for rate in rates]).T
+
+
 def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: Any) -> None:
     """Run a study for each head; record its rates, and their distance from the published and the sharp formula."""
     curves = [work.whole(study(law, head, sizes, seed=work.seed, **options)) for head in work.each(heads)]
@@ -117,8 +123,7 @@ def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: A
     theirs = horizons * np.sqrt(heads[0].key_dim)  # the released code's horizon lacks the 1/√k of the scores
     work.numbers["horizon_high"] = Number(Estimate(horizons[-1]), None, Estimate(theirs[-1]))
     for name in MOMENTS:
-        rates = [curve.rate(name) for curve in curves]
-        found, bars = np.array([(rate.slope, rate.stderr) if rate else (np.nan, np.nan) for rate in rates]).T
+        found, bars = _rates(curves, name)
         for label, place in (("low", 0), ("high", -1)):
             rate = Estimate(found[place], bars[place])
             work.numbers[f"{name}_{label}"] = Number(rate, rate_drawn(horizons[place]))
