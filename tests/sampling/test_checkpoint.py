@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from safetensors import safe_open
 import limitlens as ll
 from kill_cases import JOBS, LINE, model, probe, study, text, told
 from limitlens.cli import common, main
+from limitlens.cli.threads import limited_threads
 from limitlens.experiments.uniform import _Ascent
 from limitlens.models import LoadedModel
+from limitlens.probing.collect import Collector
 from limitlens.sampling import checkpoint as module
 from limitlens.sampling.interrupt import Interrupt, StopNow, held_interrupt
 
@@ -271,6 +274,35 @@ def test_a_second_signal_keeps_nothing(tmp_path: Path) -> None:
         with pytest.raises(StopNow):
             ll.sweep(LINE, horizons=[0.5, 1.0], progress=second, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("place", [1, 3, 4])
+def test_a_signal_drops_the_forward_pass_of_a_probe(
+    place: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with limited_threads(threads):
+        whole = probe(None)
+        at = 4 * 4 * threads + place  # blocks have 4 forward passes, cut in two for two threads
+        counts, pressed = signals({"pass": [at]})
+        store = Collector.work
+
+        def counted(self: Any, *given: Any) -> Any:
+            pressed("pass")
+            time.sleep(0.3 if counts["pass"] >= at else 0)  # let the main thread see the signal
+            return store(self, *given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Collector, "work", counted)
+            stopped = probe(ll.Checkpoint(tmp_path))
+        assert stopped.interrupted
+        assert stopped.tokens == 4 * 16 * 16  # complete blocks of 16 windows
+        assert counts["pass"] < at + threads + 1
+        _, (saved,) = module._read(tmp_path / NEWEST)
+        assert saved.position["blocks"] == 4
+        assert saved.position["windows"] <= 4 * (place - 1) // threads
+        resumed = probe(ll.Checkpoint(tmp_path, resume=True))
+    assert told(resumed) == told(whole)
 
 
 def test_a_signal_drops_the_search_for_the_largest_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from limitlens.errors import InputError
 from limitlens.models import LoadedModel, load
 from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import Pilot
-from limitlens.probing.stream import Pool, run_blocks
+from limitlens.probing.stream import BlockProgress, Pool, run_blocks
 from limitlens.sampling.assignment import Assignment, BlockAssignment
 from limitlens.sampling.checkpoint import under
 from limitlens.sampling.clock import Clock
@@ -51,6 +51,7 @@ def _prepare(
         run_blocks(
             loaded, pilot, collectors, iter(assigned), torch.split(ids.long(), at_once), special, at_once,
             clock=clock, warnings=[], report=lambda _: None, passed=lambda _: None,
+            interrupt=Interrupt(), progress=BlockProgress(),
         )  # fmt: skip
         slots = np.concatenate([block.slots for block in assigned])
         return {index: share_of(collector, slots) for index, collector in collectors.items()}, clock

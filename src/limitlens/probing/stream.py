@@ -19,6 +19,7 @@ from limitlens.probing.collect import Collector
 from limitlens.probing.pilot import Pilot
 from limitlens.sampling.assignment import BlockAssignment, ForwardSlice
 from limitlens.sampling.clock import Clock, DeviceTimer
+from limitlens.sampling.interrupt import Interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.workers import Workers, one_after_another
 
@@ -43,6 +44,14 @@ class _Forward:
     done: set[tuple[int, str]] = field(default_factory=set)  # finished tasks, by layer and name
     sums: list[Callable[[], None]] = field(default_factory=list)  # functions that add the sums of finished tasks
 
+    def once(self, layer: int, name: str, task: Callable[[], Callable[[], None] | None]) -> None:
+        """Run a task unless it is finished; the function that it may return adds its sums, later."""
+        if (layer, name) not in self.done:
+            add = task()
+            if add is not None:
+                self.sums.append(add)
+            self.done.add((layer, name))
+
     def cut(self, count: int) -> Iterator[Self]:
         """Split into `count` forward passes with nearly equal numbers of windows, or one per window if fewer."""
         rest, each = self.part, len(self.part.rows) // len(self.ids)
@@ -51,6 +60,41 @@ class _Forward:
             part, rest = rest.cut(len(ids) * each)
             yield type(self)(ids, part, set(self.done))
         yield type(self)(last, rest, set(self.done))
+
+
+@dataclass
+class BlockProgress:
+    """How much of a block of windows has been read, so that a run can stop within a block and resume exactly."""
+
+    begun: bool = False  # whether a block has been begun that is not complete
+    windows: int = 0  # windows of the block that the means and covariances contain; a resumed run skips these
+
+
+@dataclass
+class _Sums:
+    """Adds the sums of forward passes to means and covariances, in the order of windows, and counts the windows."""
+
+    progress: BlockProgress
+    at_once: int  # windows whose sums are added together, whatever the number of threads
+    read: int = 0  # windows of the block, those of a resumed run included that were counted before
+    windows: int = 0
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+    def add(self, forward: _Forward) -> None:
+        self.waiting += forward.sums
+        self.windows += len(forward.ids)
+        if self.windows < self.at_once and forward.part.completed is None:
+            return
+        self.read += self.windows
+        if self.read > self.progress.windows:
+            for add in self.waiting:
+                add()
+            self.progress.windows = self.read
+        self.waiting, self.windows = [], 0
+
+    def end_block(self) -> None:
+        self.read = self.progress.windows = 0
+        self.progress.begun = False
 
 
 @contextmanager
@@ -70,12 +114,14 @@ def run_blocks(
     blocks: Iterator[BlockAssignment], batches: Iterable[Tensor], special: NDArray[np.bool_], at_once: int,
     workers: Workers = one_after_another,
     *, clock: Clock, warnings: list[str], report: Callable[[int], None], passed: Callable[[int], None],
+    interrupt: Interrupt, progress: BlockProgress,
 ) -> None:  # fmt: skip
     """Run the model once over windows of text and let the collector of each layer store or merge their tokens.
 
     `batches` are the token ids, `at_once` windows each. `special` (positions,) is true where a sampled position of a
     window holds a special token. `report` is called with the number of tokens of each forward pass, and `passed` with 1
-    after each block of windows.
+    after each block of windows. An interrupt drops the forward pass under way and raises KeyboardInterrupt; `progress`
+    then says how much of the block was read. It acts after the block if attention over its tokens has begun.
     """
     device, tokens_each, special_each = loaded.model.device, len(special), int(special.sum())
     positions = slice(pilot.positions.start, pilot.positions.stop)
@@ -86,25 +132,16 @@ def run_blocks(
     forwards, within = workers.beside(at_once)
     limit, timer = at_once, DeviceTimer(device)
     last: ForwardSlice
+    counted = _Sums(progress, at_once)
     special_places = cache(lambda windows: to_device(np.flatnonzero(np.tile(special, windows)), device))
 
     def take(captured: Captured) -> None:
         workers.check()
         forward: _Forward = captured.forward
-
-        def once(name: str) -> None:
-            if (captured.layer, name) not in forward.done:
-                add = work[name]()
-                if add is not None and forwards.count > 1:
-                    forward.sums.append(add)
-                elif add is not None:  # no other forward pass runs
-                    add()
-                forward.done.add((captured.layer, name))
-
         with timer(forwards.count):
             marks = special_places(len(forward.ids)), forward.part.before // tokens_each * special_each
             work = collectors[captured.layer].work(captured, forward.part, positions, *marks)
-            list(within(once, work))
+            list(within(lambda name: forward.once(captured.layer, name, work[name]), work))
 
     def run(forward: _Forward) -> _Forward:
         """Run a forward pass, in halves if memory is too small, without repeating finished tasks."""
@@ -133,14 +170,19 @@ def run_blocks(
     with _timed(timer, clock), torch.inference_mode(), capturing as run_until_last_attention:
         inputs = starmap(_Forward, zip(batches, slices, strict=True))
         for first in inputs:
-            for forward in forwards(run, until_complete(first)):
-                for add in forward.sums:  # in the order of the windows, whichever thread was first
-                    add()
+            stoppable = not progress.begun  # no attention over tokens of the block has been computed
+            progress.begun = True
+            running = forwards(run, until_complete(first))
+            while (forward := interrupt.during(next, running, None, drop=stoppable)) is not None:
+                counted.add(forward)
                 report(forward.ids.numel())
+            if stoppable:
+                interrupt.check()
             assert last.completed is not None
             with timer():
                 marks = (last.before + len(last.rows)) // tokens_each * special_each
                 work = [collector.cells(last.completed, marks) for collector in collectors.values()]
                 list(workers(lambda attend: attend(), chain.from_iterable(work)))
             if last.ends_block:
+                counted.end_block()
                 passed(1)

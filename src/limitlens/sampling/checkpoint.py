@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from limitlens.attention.head import Head
 
 NEWEST, BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
-FORMAT = 2
+FORMAT = 3
 EXACT = ("limitlens", "numpy", "torch", "transformers")  # packages whose other versions may round differently
 DAMAGE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError)  # from a damaged file
 MOST_WRITING = 0.1  # largest share of the time spent writing, if the interval is given in seconds

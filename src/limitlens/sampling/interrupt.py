@@ -27,8 +27,10 @@ class Interrupt:
     def during(self, work: Callable[..., Any] | None, *arguments: Any, drop: bool = False) -> Any:
         """Call `work`, if given, and return its result; a Ctrl-C that it raises is recorded in `asked`, and gives None.
 
-        With `drop`, a signal ends the call at once; otherwise the call is completed.
+        With `drop`, a signal ends the call at once, and after a signal it is not begun; otherwise it is completed.
         """
+        if drop and self.asked:
+            return None
         self.dropping = drop
         try:
             return None if work is None else work(*arguments)

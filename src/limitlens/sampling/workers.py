@@ -104,6 +104,7 @@ def workers_for(device: torch.device) -> Iterator[Workers]:
                 if under_way:
                     workers.stopped.set()
                     wait(under_way)  # no task may run on after an abort
+                    workers.stopped.clear()
 
         workers = Workers(count, spread)
         yield workers
