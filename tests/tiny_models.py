@@ -85,10 +85,26 @@ TINY = {
     ),
     "albert": Tiny(_of("Albert", embedding_size=16, **SIZES), "attention.dense", causal=False, projected=(0,)),
     "t5": Tiny(
-        _of("T5", vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=LAYERS, num_heads=4),
+        _of(
+            "T5",
+            vocab_size=VOCABULARY,
+            d_model=32,
+            d_kv=8,
+            d_ff=48,
+            num_layers=LAYERS,
+            num_heads=4,
+            relative_attention_max_distance=12,
+        ),
         "SelfAttention.o",
         causal=False,
         bias=True,
+    ),
+    "mpnet": Tiny(
+        _of("MPNet", **SIZES | {"max_position_embeddings": 200}),
+        "attn.o",
+        causal=False,
+        bias=True,
+        implementation="eager",
     ),
     "modernbert": Tiny(
         _of("ModernBert", local_attention=8, global_attn_every_n_layers=2, pad_token_id=0, **SIZES),

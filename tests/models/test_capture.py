@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier, local
 from typing import Any
 
@@ -12,8 +13,8 @@ import transformers
 
 from capture_cases import LENGTH, WINDOWS, assert_untouched, captures, run, token_ids, watch_outputs
 from limitlens.errors import InputError
-from limitlens.models import Captured, capture, projector
-from tiny_models import LAYERS, SIZES, TINY, VOCABULARY, dense_outputs
+from limitlens.models import READERS, Captured, capture, load, projector
+from tiny_models import LAYERS, SIZES, TINY, VOCABULARY, dense_outputs, tiny_tokenizer
 
 
 def assert_explains(found: list[Captured], outputs: list[Any], rows: Any = None) -> None:
@@ -105,7 +106,7 @@ def test_scales_are_the_models() -> None:
     assert scales == {"bert": 8**-0.5, "gemma2": 5**-0.5, "opt": 1.0, "t5": 1.0}
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["bert", "mpnet", "gpt2", "llama", "mistral", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_padding_is_kept_out(name: str, implementation: str) -> None:
     tiny = TINY[name]
@@ -147,11 +148,12 @@ def test_softcap_and_sinks_are_kept_under_any_implementation(name: str) -> None:
     assert torch.equal(within, eager)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gpt_oss"])
+@pytest.mark.parametrize("name", ["bert", "mpnet", "llama", "gpt_oss"])
 def test_the_model_is_put_back(name: str) -> None:
     tiny = TINY[name]
     model = tiny.model()
     captures(model, token_ids(), hidden=True)
+    assert not any("forward" in vars(module) for module in model.modules())
     assert_untouched(model, tiny.implementation)
 
 
@@ -203,10 +205,43 @@ def test_layers_without_softmax_attention_are_not_missed() -> None:
 
 
 def test_an_architecture_outside_the_interface_is_refused() -> None:
-    model = transformers.MPNetModel(transformers.MPNetConfig(**SIZES))
-    with pytest.raises(InputError, match=r"MPNetModel computes the attention of its layers without"):
+    model = transformers.BloomModel(
+        transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4)
+    )
+    refusal = r"^BloomModel computes the attention of its layers without .* \(in BloomAttention\).* add a reader of "
+    with pytest.raises(InputError, match=refusal + "BloomAttention to limitlens.models.READERS, which needs queries"):
         captures(model, token_ids())
-    assert_untouched(model, "eager" if model.config._attn_implementation == "eager" else "sdpa")
+    assert_untouched(model, "eager")
+
+
+def test_a_reader_gives_what_its_module_gives_on_any_arguments() -> None:
+    model = TINY["mpnet"].model()
+    module = model.encoder.layer[1].attention.attn
+    generator = torch.Generator().manual_seed(0)
+    hidden, bias = torch.randn(2, 7, 32, generator=generator), torch.randn(1, 4, 7, 7, generator=generator)
+    reader = READERS["MPNetSelfAttention"]
+    for arguments in ((hidden,), (hidden, None, bias), (hidden, torch.zeros(2, 1, 1, 7), bias, True)):
+        own, read = module(*arguments), reader.forward(module, reader.attend, *arguments)
+        assert len(own) == len(read)
+        assert all(torch.equal(one, other) for one, other in zip(own, read, strict=True))
+
+
+def test_a_reader_that_differs_from_the_forward_is_refused_at_load(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, right = TINY["mpnet"].model(), READERS["MPNetSelfAttention"]
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer(special=True).save_pretrained(tmp_path)
+    assert load(str(tmp_path)).model.config.model_type == "mpnet"
+
+    def without_bias(*arguments: Any, position_bias: Any = None, **more: Any) -> Any:
+        return right.attend(*arguments, **more)
+
+    monkeypatch.setitem(READERS, "MPNetSelfAttention", replace(right, attend=without_bias))
+    with pytest.raises(
+        InputError, match="reader of MPNetSelfAttention gives outputs that differ from the module's own"
+    ):
+        load(str(tmp_path))
 
 
 def test_a_model_without_softmax_attention_is_refused() -> None:

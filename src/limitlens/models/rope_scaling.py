@@ -8,9 +8,11 @@ yarn     θ_j for pairs that rotate more than 32 times within n₀, θ_j / s for
          (Peng et al., arXiv 2309.00071, without its factor on the scores)
 """
 
+import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from limitlens.arrays import PreTrainedModel, Tensor, torch
@@ -57,6 +59,29 @@ def scaled_frequencies(theta: Tensor, how: str, factor: float, trained: int) -> 
     high = min(math.ceil(ends[1]), 2 * count - 1)
     ramp = ((index - low) / max(high - low, 1e-3)).clamp(0, 1)
     return theta * (1 - ramp) + theta / factor * ramp
+
+
+def rotary_frequencies(model: PreTrainedModel, layer: int) -> Tensor | None:
+    """Angles per token (r,) by which a layer rotates the dimensions (i, i + r) of queries and keys; None if unknown.
+
+    Layers without rotary positions, and models that rotate neighbouring dimensions, have none here.
+    """
+    rotary: Any = getattr(model.base_model, "rotary_emb", None)
+    config = model.config.get_text_config()
+    rotate = getattr(inspect.getmodule(type(rotary)), "rotate_half", None)
+    if rotate is None or not (getattr(config, "no_rope_layers", None) or {layer: True})[layer]:
+        return None
+    kind = (getattr(config, "layer_types", None) or {layer: ""})[layer]
+    theta: Any = getattr(rotary, f"{kind}_inv_freq", getattr(rotary, "inv_freq", None))
+    if not torch.is_tensor(theta):
+        return None
+    return theta if _rotates_halves(rotate, len(theta)) else None
+
+
+@cache
+def _rotates_halves(rotate: Callable[[Tensor], Tensor], pairs: int) -> bool:
+    """Whether a function of transformers rotates the dimensions (i, i + pairs), and not neighbouring ones."""
+    return bool(rotate(torch.eye(2 * pairs)[0])[pairs] == 1)
 
 
 def _frequencies(model: PreTrainedModel) -> Iterator[tuple[Any, str, Tensor]]:

@@ -49,8 +49,8 @@ class ProbeOptions:
         held = measured = token = 0
         threads = torch.get_num_threads()
         for layer in pilot.layers.values():
-            # On a CPU every forward pass that runs at the same time holds sums of its own.
-            copies = 1 if layer.query.device.type != "cpu" or threads == 1 else 1 + threads
+            # Every forward pass that runs at the same time holds sums of its own; a GPU runs one.
+            copies = 1 + (threads if layer.query.device.type == "cpu" else 1)
             shared, groups, m, k = layer.query.shape
             kept = assignment.slots * shared * 2 * k * 4
             kept += assignment.states * shared * groups * (k + 1) * (8 * m + 4 * min(m, DETAIL_QUERIES))

@@ -73,10 +73,21 @@ def summary(heads: Sequence[HeadRecord]) -> dict[str, Any]:
         "regimes": dict(Counter(head.regime.value for head in heads if head.regime)),
         "rate": _spread(head.slopes["curve"] for head in heads),
         **{f"rate_{name}": _spread(head.slopes.get(name) for head in heads) for name in CURVES},
+        "hardmax": _hardmax_laws(heads),
         "error_at_largest_n": _spread(head.curve.error[-1] for head in heads),
         "critical_factor": _spread(head.critical.factor for head in heads if head.critical is not None),
         "median": {name: (_spread(getattr(head, name) for head in heads) or {}).get("median") for name in MEDIANS},
     }
+
+
+def _hardmax_laws(heads: Sequence[HeadRecord]) -> dict[str, Any] | None:
+    """Laws of the argmax error (power of n, of ln n, or undecided) by number of heads, and n that would decide them."""
+    curves = (head.moment_curves.get("hardmax") for head in heads)
+    rates = [curve.rate for curve in curves if curve is not None and curve.rate is not None]
+    if not rates:
+        return None
+    decides = {f"decides_if_{law}": _spread(rate.decides_at(law) for rate in rates) for law in ("power", "log")}
+    return {"laws": dict(Counter(rate.law for rate in rates)), **decides}
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, float] | None:

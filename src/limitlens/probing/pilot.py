@@ -1,11 +1,12 @@
 """Forward passes over a few random windows of text, which give the queries of a probe (the pilot).
 
 Sampled keys come from other windows. In a causal model queries come from the last positions of a window and keys from
-earlier positions, so that every key lies in the past of every query.
+earlier positions, so that every key lies in the past of every query. A sampled key has no distance from a query: where
+a layer adds a relative position bias to its scores, it counts as a distant key, whose bias is constant and cancels.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from limitlens.attention.state import State
 from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import Array, InputError
 from limitlens.models import Captured, LoadedModel, Projections, Windows, capture, projector
+from limitlens.models.intervene import attend
 from limitlens.probing.record import Sink
 from limitlens.record import to_json
 from limitlens.sampling.workers import Workers, one_after_another
@@ -44,6 +46,7 @@ class Traits:
     ratios: Tensor | None  # `Projections.ratios`
     note: str  # why the projections are not known, or a caveat
     tokens: dict[str, Tensor] = field(default_factory=dict)  # empty "key" and "value", (0, Hkv, ·), for their dtype
+    bias_change: Tensor | None = None  # relative change of a window's outputs without the position bias; None: no bias
 
     @cached_property
     def factor(self) -> float | None:
@@ -109,6 +112,18 @@ class Pilot:
     queries: NDArray[np.intp]  # (m, 2) array: window and position of each query
     sizes: dict[str, Tensor]  # norms of each layer's queries, keys and values, by description, for `check`
 
+    def warnings(self, loaded: LoadedModel, length: int) -> list[str]:
+        """Warnings for the results of a probe with windows of `length` tokens: a position bias that samples lack."""
+        changes = [layer.traits.bias_change for layer in self.layers.values()]
+        known = [float(change) for change in changes if change is not None]
+        if not known:
+            return []
+        return [
+            f"{len(known)} layers of {loaded.name} add a relative position bias to their scores: sampled keys count as "
+            f"distant ones, whose bias is constant on either side of the query and cancels in the softmax; within a "
+            f"window of {length} tokens the bias changes outputs by {min(known):.0%} to {max(known):.0%}"
+        ]
+
     def source(self, loaded: LoadedModel, windows: Windows) -> dict[str, Any]:
         """Fields of a `ProbeRun` that describe the model, the windows of text and the queries."""
         return {
@@ -158,7 +173,8 @@ def run_pilot(
         forward: _Forward = captured.forward
         forward.take(captured, loaded.name, draw(captured.causal)[0], score_scale)
         if forward.start == 0:
-            forward.traits[captured.layer] = _traits(captured, score_scale, *projections(captured.layer))
+            made = (*projections(captured.layer), _bias_change(captured, loaded.name))
+            forward.traits[captured.layer] = _traits(captured, score_scale, *made)
 
     done: list[_Forward] = []
     with torch.inference_mode(), capture(loaded.model, take, hidden=True) as run_until_last_attention:
@@ -218,11 +234,6 @@ class _Forward:
         if captured.causal != self.causal:
             mixed = f"{model} has both causal and bidirectional layers"
             raise InputError(f"{mixed}; expected one kind, so choose another model")
-        if captured.bias is not None:
-            raise InputError(
-                f"{layer} adds a bias to its scores by relative position, and a pooled key has none; choose a model "
-                "with rotary, learned or no positions"
-            )
         for part in ("query", "key", "value"):
             size = torch.linalg.vector_norm(getattr(captured, part), dtype=torch.float32)
             self.sizes[f"{layer} gives a {part}"] = size
@@ -231,7 +242,36 @@ class _Forward:
         self.parts[captured.layer] = (query, captured.key[row, :, 0].float(), captured.value[row, :, 0].float())
 
 
-def _traits(captured: Captured, score_scale: float, made: Projections | None, note: str) -> Traits:
+def _bias_change(captured: Captured, model: str) -> Tensor | None:
+    """Relative change of the outputs of one window if the bias on the scores is left out; None without a bias.
+
+    Raises an `InputError` unless the bias is constant over the farther half of the window on each side.
+    """
+    if captured.bias is None:
+        return None
+    far = max(captured.bias.shape[-1] // 2, 2)
+    ends = [captured.bias[..., -1, :far]] + [captured.bias[..., 0, -far:]] * (not captured.causal)
+    spread = max(float((end.amax(-1) - end.amin(-1)).max()) for end in ends)
+    if spread > 1e-6 * float(captured.bias.abs().max()):
+        raise InputError(
+            f"layer {captured.layer} of {model} adds a bias to its scores that still changes with distance at the end "
+            f"of a window of {captured.query.shape[2]} tokens, and a sampled key has no distance; use longer windows, "
+            "or a model with rotary, learned or no positions"
+        )
+    parts = {
+        name: part[:1]
+        for name in ("query", "key", "value", "mask", "bias")
+        if (part := getattr(captured, name)) is not None
+    }
+    window = replace(captured, **parts)
+    own = attend(window)
+    change: Tensor = (attend(replace(window, bias=None)) - own).norm() / own.norm()
+    return change
+
+
+def _traits(
+    captured: Captured, score_scale: float, made: Projections | None, note: str, bias_change: Tensor | None
+) -> Traits:
     if made is not None and captured.hidden is None:
         made, note = None, "the input of the query projection could not be read"
     rough_mean = {name: getattr(captured, name).mean((0, 2), dtype=torch.float32) for name in ("query", "key")}
@@ -240,7 +280,8 @@ def _traits(captured: Captured, score_scale: float, made: Projections | None, no
     known = (captured.scale * score_scale, captured.softcap, captured.sinks, captured.sliding_window)
     shapes = {name: getattr(captured, name) for name in ("key", "value")}
     tokens = {name: part.new_empty(0, part.shape[1], part.shape[-1]) for name, part in shapes.items()}
-    return Traits(*known, rough_mean, made, None if made is None else made.ratios(captured), note, tokens)
+    ratios = None if made is None else made.ratios(captured)
+    return Traits(*known, rough_mean, made, ratios, note, tokens, bias_change)
 
 
 def _layers(

@@ -78,6 +78,7 @@ def predict(
                 "windows"
             )
         heads = _heads(loaded, windows, key_windows, pilot, n, batch, seed, workers, progress)
+    warnings += pilot.warnings(loaded, windows.length)
     if pilot.causal:  # docs/predict.md
         warnings.append(DECODER)
     return ProbeRun(

@@ -4,6 +4,7 @@ A few random windows of text give the queries. The tokens of the other windows (
 nested samples of all sizes. The output over a sample is compared with the output over the whole pool.
 """
 
+import copy
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from limitlens.probing.overview import LayerRecord
 from limitlens.probing.pilot import Layer, run_pilot
 from limitlens.probing.record import HeadRecord
 from limitlens.probing.result import ProbeRun
-from limitlens.probing.stream import Pool, run_blocks
+from limitlens.probing.stream import BlockProgress, Pool, run_blocks
 from limitlens.sampling.assignment import SAMPLINGS, Assignment, DocumentAssignment
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, Job, under
@@ -227,7 +228,7 @@ class _Work:
         with held_interrupt() as interrupt:
             try:
                 self._read_pool(job, interrupt)
-            except StopNow:  # within a block: the tokens read are not a random sample
+            except StopNow:
                 raise
             except KeyboardInterrupt:
                 self._cut_short()
@@ -235,8 +236,10 @@ class _Work:
     def _read_pool(self, job: Job, interrupt: Interrupt) -> None:
         """Run the model over the windows that samples are drawn from, here or on a cluster, or resume a saved `job`."""
         blocks, done, pool, collectors = self.assignment.assign_blocks(), 0, self.pool, self.collectors
+        progress = BlockProgress()
         if job.saved is not None:
             done = int(job.saved.position["blocks"])
+            progress.windows = int(job.saved.position["windows"])
             deque(islice(blocks, done), maxlen=0)  # assigns earlier tokens again, to restore the random state
             for index, collector in collectors.items():
                 saved = under(f"layer{index}.", job.saved.tensors)
@@ -247,27 +250,40 @@ class _Work:
         def state() -> tuple[dict[str, Any], dict[str, Tensor]]:
             found = {f"layer{index}.": collector.tensors() for index, collector in collectors.items()}
             tensors = {layer + name: part for layer, parts in found.items() for name, part in parts.items()}
-            return {"blocks": done, "at_once": pool.at_once, "wait": self.assignment.wait}, tensors
+            known = {"windows": progress.windows, "at_once": pool.at_once, "wait": self.assignment.wait}
+            return {"blocks": done, **known}, tensors
+
+        complete = copy.copy(self.assignment)  # as it was after the last complete block
 
         def passed(count: int, save: bool = True) -> None:
-            nonlocal done
+            nonlocal done, complete
             done += count
+            complete = copy.copy(self.assignment)
             if save:
                 job.passed(sum(self.assignment.blocks[done - count : done]), state, interrupt)
 
         special, rest = self.windows.marked(self.pilot.positions), pool.indices[done * pool.per_block :]
         known: dict[str, Any] = {
-            "clock": self.clock, "passed": passed,
-            "report": lambda tokens: interrupt.during(self._report, tokens),  # an interrupt acts after the block
+            "clock": self.clock, "passed": passed, "interrupt": interrupt,
+            "report": lambda tokens: interrupt.during(self._report, tokens),
         }  # fmt: skip
         if self.spread is not None:
-            given = (self.loaded, pool, self.pilot, collectors, blocks, rest, special)
-            self.spread(*given, interrupt=interrupt, **known)
+            self.spread(self.loaded, pool, self.pilot, collectors, blocks, rest, special, **known)
             return
-        run_blocks(
-            self.loaded, self.pilot, collectors, blocks, self.windows.batches(pool.at_once, rest), special,
-            pool.at_once, self.workers, warnings=self.warnings, **known,
-        )  # fmt: skip
+        try:
+            run_blocks(
+                self.loaded, self.pilot, collectors, blocks, self.windows.batches(pool.at_once, rest), special,
+                pool.at_once, self.workers, warnings=self.warnings, progress=progress, **known,
+            )  # fmt: skip
+        except StopNow:
+            raise
+        except KeyboardInterrupt:
+            if not progress.begun:  # between two blocks, where the state has been saved
+                raise
+            self.assignment = complete  # samples end with the last complete block; tokens stored later are not used
+            for collector in collectors.values():
+                collector.assignment = complete
+            job.passed(0, state, interrupt)
 
     def _run_pilot(self) -> None:
         """Run the model over the windows that give queries, in smaller batches if a GPU runs out of memory."""
@@ -281,6 +297,7 @@ class _Work:
                 )  # fmt: skip
             except torch.cuda.OutOfMemoryError:
                 self.pool = replace(self.pool, at_once=halved(self.pool.at_once, "windows", self.warnings))
+        self.warnings += self.pilot.warnings(self.loaded, self.windows.length)
         if len(self.pilot.queries) < self.queries:
             self.warnings.append(
                 f"the pilot's {len(self.split.pilot)} windows give {len(self.pilot.queries)} queries instead of "
