@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose
 
 import limitlens as ll
 from limitlens.attention.head import designed_head, random_rotation
+from limitlens.errors import InputError
 from limitlens.theory.clt import asymptotic_covariance
 from limitlens.theory.spectrum import reach, whitened
 
@@ -103,3 +104,10 @@ def test_bad_input_is_one_clear_sentence(call, words):
     with pytest.raises(ll.InputError, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_a_value_bias_needs_a_value_map():
+    with pytest.raises(InputError, match="value_bias was given without Wv"):
+        ll.Head.from_projections(np.eye(2), np.eye(2), value_bias=[1.0, 0.0])
+    head = ll.Head.from_projections(np.eye(2), np.eye(2), np.eye(2), value_bias=[1.0, 0.0])
+    assert head.value_bias.tolist() == [1.0, 0.0]

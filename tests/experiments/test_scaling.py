@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import special
 
 from limitlens.cli import main
 from limitlens.experiments.heat_flow import heat_flow
@@ -215,3 +216,37 @@ def test_bad_input_of_schedules_and_heat_flow(
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_a_value_matrix_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A diagonal, and the same matrix from a file, with mean and variance of each output."""
+    value = np.diag([1.0, 2.0, 0.5])
+    np.save(tmp_path / "value.npy", value)
+    arguments = ["--dim", "3", "--n", "300", "--theta", "2", "--replicates", "500", "--json"]
+    found = [run(capsys, *arguments, "--value", given)[1] for given in ("1,2,0.5", str(tmp_path / "value.npy"))]
+    assert json.loads(found[0])["outputs"] == json.loads(found[1])["outputs"]
+    outputs = json.loads(found[0])["outputs"]
+    assert outputs["variance of output 2"]["exact"] == pytest.approx(16 * outputs["variance of output 3"]["exact"])
+    keys = np.random.default_rng(3).standard_normal((4000, 300, 3))
+    keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
+    beta = json.loads(found[0])["inputs"]["beta"]
+    drawn = np.einsum("rn,rnd->rd", special.softmax(beta * keys[..., 0], axis=1), keys) @ value
+    for i, column in enumerate(drawn.T):
+        error = column.std() / np.sqrt(4000)
+        assert abs(column.mean() - outputs[f"mean of output {i + 1}"]["exact"]) < 4 * error
+        assert outputs[f"variance of output {i + 1}"]["exact"] == pytest.approx(column.var(), rel=0.12)
+    code, _, err = run(capsys, "--dim", "3", "--value", "1,2")
+    assert code == 2
+    assert "--value has shape (2,); expected 3 columns" in err
+
+
+def test_laws_of_ordered_weights_are_shown_beside_the_measured_ones() -> None:
+    found = scaling(dim=5, n=2000, theta=1, replicates=2000)
+    assert len(found.weight_laws) == 12
+    for share in found.weight_laws.values():
+        assert abs(share.measured.value - share.exact) < 4 * share.measured.stderr
+    assert found.laws["nearest_distance"].p > 0.001
+    assert "P(w10 ≤ " in str(found)
+    collapsed = scaling(dim=5, n=1000, beta=3000.0, replicates=1000)
+    assert collapsed.laws["one_minus_top_weight"].p > 0.001
+    assert collapsed.laws["output_distance"].p > 0.001

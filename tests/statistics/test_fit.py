@@ -157,3 +157,22 @@ def test_local_slopes_see_a_bend():
     slopes, stderr = local_slopes(bent * np.exp(rng.normal(scale=0.02, size=(100, len(SIZES)))))
     assert abs(slopes[0] - 0.2) < 4 * stderr[0]
     assert abs(slopes[-1] - 0.5) < 4 * stderr[-1]
+
+
+def test_the_size_that_would_decide_between_two_laws_decides():
+    """Curves of seven sizes with errors of 30% per replicate: the median size to decide decides nine times in ten."""
+
+    def curve(law, last, seed):
+        sizes = tuple(int(n) for n in np.geomspace(100, last, 7))
+        noise = 0.3 * np.random.default_rng(seed).standard_normal((30, 7))
+        return ErrorCurve.of(sizes, law(np.array(sizes, dtype=float)) * np.exp(noise), moment=1, seed=seed).rate
+
+    rates = [curve(lambda n: n**-0.15, 3000, seed) for seed in range(15)]
+    found = [rate for rate in rates if rate.law == "undecided"]
+    assert len(found) > 12
+    at = {name: float(np.median([rate.decides_at(name) for rate in found])) for name in ("power", "log")}
+    assert 3000 < at["power"] < at["log"]
+    laws = {"power": lambda n: n**-0.15, "log": lambda n: np.log(n) ** -0.95}
+    for name, law in laws.items():
+        assert np.mean([curve(law, at[name], seed).law == name for seed in range(100, 140)]) > 0.7
+    assert curve(lambda n: n**-0.5, 1e6, 0).decides_at("power") is None  # decided already

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import limitlens as ll
 from limitlens.errors import InputError
 from limitlens.experiments.hardmax import Hardmax, HardmaxCurve, hardmax_line, hardmax_study, softmax_line
 from limitlens.experiments.hardmax import hardmax as measure_hardmax
@@ -11,6 +12,7 @@ from limitlens.measures.named import named_measure
 from limitlens.record import to_json
 from limitlens.theory import hardmax
 from limitlens.theory._summary import summary
+from limitlens.theory.hardmax import hardmax_isotropic
 from limitlens.theory.prediction import Status
 
 SIZES = (100, 316, 1000, 3162, 10_000, 31_623, 100_000, 316_228, 1_000_000)
@@ -195,3 +197,36 @@ def test_a_saved_result_is_read_back(tmp_path):
 def test_bad_input_is_refused_in_one_sentence(call):
     with pytest.raises(InputError, match="expected"):
         call()
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_the_law_in_several_dimensions_meets_simulation(dim):
+    """Drawn tokens that are their own queries, with a rotation that has no trace, against the law."""
+    rng, n, sets = np.random.default_rng(dim), 1000, 300
+    rotation = np.roll(np.eye(dim, dtype=np.float32), 1, 0)
+    means = []
+    for _ in range(sets):
+        tokens = rng.standard_normal((n, dim), dtype=np.float32)
+        means.append(tokens[np.argmax(tokens @ rotation @ tokens.T, axis=1)].mean(axis=0))
+    size = np.linalg.norm(means, axis=1)
+    assert size.mean() == pytest.approx(hardmax_isotropic(n, np.eye(dim)), abs=3.5 * size.std() / np.sqrt(sets))
+
+
+def test_the_law_falls_with_the_power_of_the_logarithm():
+    """(ln n)^{−(d+1)/4}, approached slowly: local slopes between n = 1e30 and 1e90."""
+    sizes = np.array([1e30, 1e90])
+    for dim in (2, 3):
+        found = [hardmax_isotropic(n, np.eye(dim)) for n in sizes]
+        slope = -np.diff(np.log(found))[0] / np.diff(np.log(np.log(sizes)))[0]
+        assert slope == pytest.approx((dim + 1) / 4, rel=0.03)
+
+
+def test_several_dimensions_have_a_prediction_or_say_that_none_is_known():
+    found = ll.hardmax([100, 1000, 3000], dim=3, replicates=20, queries=256)
+    line = found.hardmax.predicted["isotropic"]
+    assert line.status.value == "heuristic"  # it begins below 1,000
+    assert line.value[1] == pytest.approx(0.2791, abs=2e-3)
+    assert "No formula is known" not in str(found)
+    other = ll.hardmax([100, 1000, 3000], dim=3, head=ll.Head(np.diag([3.0, 1.0, 1.0])), replicates=4, queries=64)
+    assert not other.hardmax.predicted
+    assert "No formula is known" in str(other)

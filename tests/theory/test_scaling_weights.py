@@ -7,9 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from scipy import integrate, special, stats
 
 from limitlens.errors import InputError
+from limitlens.measures import VonMisesFisher
 from limitlens.measures.radial import radial_K
 from limitlens.theory import (
     KeyPoints,
@@ -18,15 +20,25 @@ from limitlens.theory import (
     PowerGap,
     VonMisesFisherGap,
     critical_beta,
+    deficit_cdf,
     entropy,
     mean_top,
+    nearest_cdf,
+    output_law,
     participation,
     regime,
     top_cdf,
     uniform,
 )
 from limitlens.theory.scaling.control import averaging, collapse_deficit, nearest_distance
-from limitlens.theory.scaling.weights import gap_mean, gap_variance, keys_holding, mean_inverse_top, tangential_variance
+from limitlens.theory.scaling.weights import (
+    gap_mean,
+    gap_variance,
+    keys_holding,
+    mean_inverse_top,
+    tangential_mean,
+    tangential_variance,
+)
 
 GAMMA = float(np.euler_gamma)
 
@@ -254,3 +266,107 @@ def test_direct_draws_of_two_laws_of_one_exponent_at_their_critical_scales() -> 
         stderr = shared.std() / math.sqrt(len(shared))
         assert abs(shared.mean() - (1 - math.exp(-np.euler_gamma))) < 4 * stderr + 1e-3
         assert stderr < 0.006
+
+
+def gaps_of_drawn_keys(dim: int, n: int, sets: int, seed: int) -> np.ndarray:
+    """Sorted gaps 1 − <q, k> of drawn vectors, (sets, n): nothing here is shared with the theory."""
+    keys = np.random.default_rng(seed).standard_normal((sets, n, dim))
+    return np.sort(1 - keys[..., 0] / np.linalg.norm(keys, axis=-1), axis=1)
+
+
+@pytest.mark.parametrize(("dim", "n", "beta"), [(3, 50, 20.0), (5, 300, 21.0), (2, 12, 1.0)])
+def test_laws_of_ordered_weights_of_drawn_keys(dim: int, n: int, beta: float) -> None:
+    """P(w_k ≤ t) of n drawn keys, for k = 1, 2, 3 and 10, at 10 quantiles each."""
+    sets = 6000
+    weight = np.exp(-beta * gaps_of_drawn_keys(dim, n, sets, 11))
+    weight /= weight.sum(axis=1, keepdims=True)
+    points = KeyPoints(uniform(dim), n, beta)
+    share = np.linspace(0.05, 0.95, 10)
+    for rank in (1, 2, 3, 10):
+        found = top_cdf(np.quantile(weight[:, rank - 1], share), points, rank)
+        assert np.abs((found - share) / np.sqrt(share * (1 - share) / sets)).max() < 3.5
+
+
+def test_the_limit_is_off_where_the_exact_law_is_not() -> None:
+    """d = 8, n = 1e5, P(w₁ ≤ 0.15), at both definitions of the critical β; simulated with 3,000 sets of drawn keys."""
+    law, simulated = uniform(8), {}
+    simulated[critical_beta(1e5, law)] = 0.3717
+    simulated[critical_beta(1e5, law.local)] = 0.3413
+    for beta, share in simulated.items():
+        assert float(top_cdf(0.15, KeyPoints(law, 1e5, beta))) == pytest.approx(share, abs=0.009)
+    assert float(top_cdf(0.15, PoissonPoints(1.0, 3.5))) == pytest.approx(0.3908, abs=1e-4)
+
+
+@pytest.mark.parametrize(("dim", "accuracy"), [(2, 2e-5), (3, 1e-7), (4, 1e-7)])
+def test_two_keys_have_the_law_of_their_spacing(dim: int, accuracy: float) -> None:
+    """w₂ = 1 − w₁ ≤ t if the two gaps differ by ln(1/t − 1)/β, whose probability is one integral."""
+    beta, law = 5.0, uniform(dim)
+    points = KeyPoints(law, 2, beta)
+    t = np.array([0.01, 0.05, 0.1, 0.3, 0.4])
+    spacing = np.log(1 / t - 1) / beta
+    u = (np.arange(100_000) + 0.5) / 100_000  # quantiles of one gap
+    expected = [2 * np.mean(1 - law.cdf(law.quantile(u) + one)) for one in spacing]
+    assert top_cdf(t, points, 2) == pytest.approx(np.array(expected), abs=accuracy)
+    assert 1 - top_cdf(1 - t, points) == pytest.approx(np.array(expected), abs=accuracy)
+    near = np.array([0.45, 0.48, 0.495])  # the density of w₁ jumps at 1/2
+    assert 1 - top_cdf(1 - near, points) == pytest.approx(top_cdf(near, points, 2), abs=5e-4)
+    assert top_cdf(0.7, points, 2) == 1
+
+
+def test_weights_that_hardly_vary_are_refused() -> None:
+    with pytest.raises(InputError, match="varies by less than 6%"):
+        top_cdf(0.003, PoissonPoints(300.0, 2.0))
+
+
+def test_law_of_the_nearest_distance() -> None:
+    gaps = gaps_of_drawn_keys(4, 200, 4000, 12)
+    points = KeyPoints(uniform(4), 200, 10.0)
+    for rank in (1, 5):
+        law = stats.kstest(np.sqrt(2 * gaps[:, rank - 1]), lambda r, k=rank: nearest_cdf(r, points, k))
+        assert law.pvalue > 0.01
+    assert nearest_cdf(math.sqrt(2 * 0.7), PoissonPoints(1.0, 1.0)) == pytest.approx(1 - math.exp(-0.7))
+
+
+def test_law_of_the_collapse() -> None:
+    """1 − w₁ of drawn keys where E w₁ is 0.99, and with the law of all keys."""
+    beta, low = 3000.0, 1e-9
+    gaps = gaps_of_drawn_keys(5, 1000, 3000, 13)
+    deficit = 1 - 1 / np.exp(-beta * (gaps - gaps[:, :1])).sum(axis=1)
+    points = KeyPoints(uniform(5), 1000, beta)
+    for epsilon in (low, 1e-6, 1e-3, 0.1):
+        share = float(deficit_cdf(epsilon, points))
+        assert float(np.mean(deficit <= epsilon)) == pytest.approx(
+            share, abs=3.5 * math.sqrt(share * (1 - share) / 3000)
+        )
+        assert 1 - float(top_cdf(1 - epsilon, points)) == pytest.approx(share, abs=5e-3)
+
+
+@pytest.mark.parametrize(("dim", "cosine", "n", "beta"), [(3, 0.3, 500, 8.0), (2, 0.5, 500, 6.0)])
+def test_tangential_bias_of_keys_off_axis(dim: int, cosine: float, n: int, beta: float) -> None:
+    """Bias of drawn keys, measured beyond its linear part, whose mean is 0."""
+    law, kappa = VonMisesFisherGap(dim, 4.0, cosine), 4.0
+    measure = VonMisesFisher(np.array([cosine, math.sqrt(1 - cosine**2), 0.0])[:dim], kappa)
+    tilt = beta * np.eye(dim)[0]
+    limit, normal = measure.grad_K(tilt), float(measure.K(tilt))
+    keys = measure.sample((3000, n), torch.Generator().manual_seed(1)).numpy()
+    weight = np.exp(keys @ tilt - normal) / n
+    linear = np.einsum("ij,ij->i", weight, keys[..., 1] - limit[1])
+    bias = linear / weight.sum(axis=1) - linear
+    expected = averaging(n, beta, law)
+    exact = tangential_mean(KeyPoints(law, n, beta)) - expected.tangential_mean
+    assert expected.tangential_mean == pytest.approx(limit[1], rel=1e-12)
+    assert exact == pytest.approx(bias.mean(), abs=3.5 * bias.std() / math.sqrt(3000))
+    assert expected.tangential_bias == pytest.approx(exact, rel=0.05)
+    assert bias.mean() > 8 * bias.std() / math.sqrt(3000)
+
+
+def test_output_of_a_value_matrix() -> None:
+    points, value = KeyPoints(uniform(3), 40, 6.0), np.array([[1.0, 2.0, 0.0], [0.0, -1.0, 3.0]])
+    rng = np.random.default_rng(5)
+    keys = rng.standard_normal((20_000, 40, 3))
+    keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
+    weight = special.softmax(6.0 * keys[..., 0], axis=1)
+    outputs = np.einsum("rn,rnd->rd", weight, keys) @ value.T
+    mean, covariance = output_law(points, value)
+    assert outputs.mean(axis=0) == pytest.approx(mean, abs=0.012)
+    assert np.cov(outputs.T) == pytest.approx(covariance, rel=0.04, abs=0.002)

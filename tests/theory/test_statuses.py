@@ -1,5 +1,6 @@
 """One table of statuses: what the code says, what the table says and what the documentation says are the same."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,15 @@ def test_statuses_of_heavy_tails_are_those_of_the_table():
 
 def test_the_documentation_shows_the_table():
     assert status_table() in (ROOT / "docs/theory.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["theory.md", "scaling.md"])
+def test_every_test_that_a_table_names_exists(page):
+    named = set(re.findall(r"`(\w+)::(test_\w+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+    assert len(named) > 20
+    for file, name in named:
+        paths = (ROOT / "tests").glob(f"*/test_{file}*.py")
+        assert any(f"def {name}(" in path.read_text(encoding="utf-8") for path in paths), (file, name)
 
 
 def test_nothing_calls_a_drawn_line_a_bound():

@@ -52,6 +52,8 @@ class Head:
         rows = len(query) if head_dim is None else int(head_dim)
         root = np.sqrt(check_number("head_dim", rows, "a positive integer, such as the number of rows of Wq", low=1))
         value = None if Wv is None else as_array("Wv", Wv, ndim=2)
+        if value is None and value_bias is not None:
+            raise InputError("value_bias was given without Wv; expected both, so pass Wv = np.eye(d) for values V = I")
         biases = (("query_bias", query_bias), ("value_bias", value_bias))
         of_query, of_value = (None if bias is None else as_array(name, bias, ndim=1) for name, bias in biases)
         head = cls.__new__(cls)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from typer import Context, Option
 
 from limitlens.cli.common import Replicates, Result, Sizes, command, spectrum_of
-from limitlens.cli.matrices import Covariance, Matrix, Mean, head_of, law_of
+from limitlens.cli.matrices import Covariance, Matrix, Mean, Value, head_of, law_of, matrix_of
 from limitlens.errors import InputError
 
 Law = Annotated[str, Option("--measure", help="Law of the tokens: gaussian, mixture, sphere, vmf, ball or cube.")]
@@ -28,6 +28,7 @@ def theory(
     mean: Mean = None,
     covariance: Covariance = None,
     matrix: Matrix = None,
+    value: Value = None,
     horizon: Horizon = 1.0,
     spectrum: Spectrum = "flat",
     n: Annotated[float, Option(help="Number of tokens; 1e9 is fine.")] = 10_000,
@@ -49,7 +50,7 @@ def theory(
 
     named: dict[str, Any] = {"concentration": concentration, "components": components, "separation": separation}
     law = law_of(call, measure, dim, mean=mean, covariance=covariance, matrix=matrix, **named)
-    head = head_of(call, law, matrix, horizon=horizon, spectrum=spectrum, seed=seed)
+    head = head_of(call, law, matrix, value, horizon=horizon, spectrum=spectrum, seed=seed)
     counts = None if sizes is None else parse_sizes(sizes)
     return theory_report(law, head, n, sizes=counts, radius=radius, error=error, mask_self=mask_self)
 
@@ -63,6 +64,7 @@ def study(
     mean: Mean = None,
     covariance: Covariance = None,
     matrix: Matrix = None,
+    value: Value = None,
     horizon: Horizon = 1.0,
     horizons: Annotated[str | None, Option(metavar="LO:HI:K", help="Sweep the horizon over these values.")] = None,
     spectrum: Spectrum = "flat",
@@ -90,15 +92,17 @@ def study(
     radii = parse_grid(radius, "the radius") if radius is not None else []
     if horizons is not None and len(radii) > 1:
         raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
-    if matrix is not None and (horizons is not None or len(radii) > 1):
-        raise InputError("--matrix was given with a sweep; expected --horizon, since a sweep designs its heads")
+    given = "--matrix" if matrix is not None else "--value"
+    if (matrix, value) != (None, None) and (horizons is not None or len(radii) > 1):
+        raise InputError(f"{given} was given with a sweep; expected --horizon, since a sweep designs its heads")
     shared |= {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": mask_self}
     if len(radii) > 1:
         return sweep(law, radii=radii, horizon=horizon, spectrum=shape, **shared)
     shared["radius"] = radii[0] if radii else None
     if horizons is not None:
         return sweep(law, horizons=parse_grid(horizons, "horizons"), spectrum=shape, **shared)
-    return run(law, head_of(call, law, matrix, horizon=horizon, spectrum=spectrum, seed=shared["seed"]), **shared)
+    head = head_of(call, law, matrix, value, horizon=horizon, spectrum=spectrum, seed=shared["seed"])
+    return run(law, head, **shared)
 
 
 @command("attending", shares="plot seed yes", kept=True)
@@ -125,7 +129,8 @@ def hardmax(
     if (mean, covariance, matrix) == (None, None, None):
         return run(sizes, measure=measure, dim=dim, **shared)
     law = law_of(call, measure, dim, mean=mean, covariance=covariance, matrix=matrix)
-    head = None if matrix is None else head_of(call, law, matrix, horizon=1.0, spectrum="flat", seed=shared["seed"])
+    seed = shared["seed"]
+    head = None if matrix is None else head_of(call, law, matrix, None, horizon=1.0, spectrum="flat", seed=seed)
     return run(sizes, measure=law, head=head, **shared)
 
 
@@ -162,14 +167,21 @@ def key_law(
     """Options of `scaling` and `schedules`: the law of the keys and the temperature."""
 
 
-@command(runs="experiments.scaling", shares="plot seed yes", also=key_law)
+@command(shares="plot seed yes", also=key_law)
 def scaling(
-    n: Annotated[float, Option(help="Number of keys; 1e10 is fine.")] = 10_000, replicates: Replicates = 2000
-) -> None:
+    n: Annotated[float, Option(help="Number of keys; 1e10 is fine.")] = 10_000,
+    replicates: Replicates = 2000,
+    value: Value = None,
+    **shared: Any,
+) -> Result:
     """Predict and measure whether attention over n keys averages, selects a few keys or collapses onto one.
 
     Example: limitlens scaling --dim 5 --n 10000 --theta 1 --plot
     """
+    from limitlens.experiments.scaling import scaling as run
+
+    matrix = None if value is None else matrix_of("--value", value, shared["dim"])
+    return run(n=n, replicates=replicates, value=matrix, **shared)
 
 
 @command(runs="experiments.schedules", shares="plot", also=key_law)

@@ -1,4 +1,4 @@
-"""Laws and heads given by numbers on the command line: the options --mean, --covariance and --matrix."""
+"""Laws and heads given by numbers on the command line: the options --mean, --covariance, --matrix and --value."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ Mean = Annotated[str | None, Option(metavar=_FORM, help="gaussian: mean of the t
 Covariance = Annotated[str | None, Option(metavar=_FORM, help="gaussian: variance, variances or covariance matrix.")]
 Matrix = Annotated[
     str | None, Option(metavar=_FORM, help="Score matrix of the head, or its diagonal, instead of --horizon.")
+]
+Value = Annotated[
+    str | None, Option(metavar=_FORM, help="Value matrix V, its diagonal, or a multiple of I; default: identity.")
 ]
 LAW_OPTIONS = ("measure", "dim", "mean", "covariance", "concentration", "components", "separation")  # against --sample
 HEAD_OPTIONS = ("horizon", "horizons", "spectrum")  # that contradict --matrix
@@ -72,20 +75,28 @@ def law_of(
     return Gaussian(np.full(dim, center) if center.ndim == 0 else center, arrays.get("covariance", 1.0))
 
 
-def head_of(call: Context, law: Measure, matrix: str | None, *, horizon: float, spectrum: str, seed: int) -> Head:
-    """Head with the score matrix of --matrix, or a random one with the given horizon and spectrum."""
+def matrix_of(option: str, text: str, dim: int) -> Array:
+    """Matrix (rows, dim) given by an option: a number is a multiple of the identity, several numbers a diagonal."""
+    given = array_of(option, text)
+    matrix = given if given.ndim > 1 else np.diag(given if given.ndim else np.full(max(dim, 0), given))
+    wanted = f"({dim}, {dim})" if option == "--matrix" else f"{dim} columns"
+    if matrix.shape != (dim if option == "--matrix" else len(matrix), dim):
+        raise InputError(f"{option} has shape {given.shape}; expected {wanted}, as the tokens have")
+    return matrix
+
+
+def head_of(
+    call: Context, law: Measure, matrix: str | None, value: str | None, *, horizon: float, spectrum: str, seed: int
+) -> Head:
+    """Head with the matrices of --matrix and --value; without --matrix, a random one of this horizon and spectrum."""
     from limitlens.attention.head import Head, designed_head
 
+    values = None if value is None else matrix_of("--value", value, law.dim)
     if matrix is None:
-        return designed_head(law, horizon, spectrum=spectrum_of(spectrum), seed=seed)
+        return Head(designed_head(law, horizon, spectrum=spectrum_of(spectrum), seed=seed).A, values)
     if clash := _given(call, HEAD_OPTIONS):
         raise InputError(f"both --matrix and --{clash[0]} were given; expected one, since --matrix gives the head")
-    scores = array_of("--matrix", matrix)
-    if scores.ndim < 2:
-        scores = np.diag(scores if scores.ndim else np.full(law.dim, scores))
-    if scores.shape != (law.dim, law.dim):
-        raise InputError(f"--matrix has shape {scores.shape}; expected ({law.dim}, {law.dim}), as the tokens have")
-    return Head(scores)
+    return Head(matrix_of("--matrix", matrix, law.dim), values)
 
 
 def _given(call: Context, names: tuple[str, ...]) -> list[str]:

@@ -15,6 +15,7 @@ from limitlens.errors import Array, InputError, Progress, check_number, check_se
 from limitlens.estimate import Estimate
 from limitlens.measures.base import Measure
 from limitlens.measures.custom import TokenLaw, as_measure
+from limitlens.measures.gaussian import Gaussian
 from limitlens.measures.named import named_measure
 from limitlens.report.text import plural, short
 from limitlens.report.view import SHADES, Axis, Block, Dash, Figure, Section, Table, View, frame_table, line, points
@@ -23,8 +24,17 @@ from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, identity
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.fit import Rate
-from limitlens.theory.hardmax import finite_status, hardmax_asymptotic, hardmax_finite
+from limitlens.theory.hardmax import (
+    ISOTROPIC_DIM,
+    ISOTROPIC_FROM,
+    finite_status,
+    hardmax_asymptotic,
+    hardmax_finite,
+    hardmax_isotropic,
+)
 from limitlens.theory.prediction import Status
+from limitlens.theory.spectrum import whitened
+from limitlens.theory.statuses import CLAIMS
 from limitlens.theory.token_influence import INFLUENCE_UP_TO, mean_error_1d
 
 SAMPLES_PER_REPLICATE = 1000  # samples per replicate in d = 1, where a sample of any n costs two random numbers
@@ -37,7 +47,11 @@ check_horizon = partial(
     check_number, "the horizon", expected=f"at most {STEEPEST:g}; larger ones are close to hardmax",
     low=-STEEPEST, below=np.nextafter(STEEPEST, np.inf),
 )  # fmt: skip
-DASHES: Mapping[str, Dash] = {"influence": "dashed", "finite": "dashed", "asymptotic": "dotted"}
+DASHES: Mapping[str, Dash] = {"influence": "dashed", "finite": "dashed", "isotropic": "dashed", "asymptotic": "dotted"}
+NO_FORMULA = (
+    "No formula is known for these tokens and this score matrix; for Gaussian tokens of mean 0 there is one if all "
+    "singular values of Σ^(1/2) A Σ^(1/2) are equal."
+)
 # Error that was measured. Standard normal tokens have the mean output 0 in expectation, so its size is its error.
 ABOUT_ZERO = "E|mean output|"
 SCATTER = "E|mean output − its expectation|"
@@ -121,6 +135,7 @@ class Hardmax(Result):
             f"{error} against n. A straight line is a power law; hardmax bends into a logarithm. Broken lines are "
             "predicted."
         )
+        unknown = "" if any(curve.predicted for curve in self.curves) else f" {NO_FORMULA}"
         blocks: list[Block] = [self._figure(), Table("laws", columns, laws), frame_table(error, self.table)]
         return View(
             f"Hardmax on {measure} tokens in dimension {self.inputs['dim']}",
@@ -129,7 +144,7 @@ class Hardmax(Result):
                 f"Softmax was replaced by argmax on {measure} tokens, with score matrix A = "
                 f"{self.inputs.get('matrix', '1')}, and {error} measured for n from {first} to {last}{compared}.",
                 f"With argmax the error {follows}: {short(hard.measured[0])} at n = {first} and still "
-                f"{short(hard.measured[-1])} at n = {last}.",
+                f"{short(hard.measured[-1])} at n = {last}.{unknown}",
                 "More tokens hardly improve a head that has become an argmax: lower its inverse temperature, or keep "
                 "the tokens that win.",
             ),
@@ -202,7 +217,20 @@ def hardmax(
     errors = hardmax_study(law, head, counts, **options, progress=progress, checkpoint=checkpoint)
     inputs |= {"measure": measure if isinstance(measure, str) else repr(law), "dim": law.dim}
     inputs |= {"error": SCATTER, "matrix": matrix, "A": head.A.tolist()}
-    return Hardmax(inputs, HardmaxCurve.of(f"hardmax over {law!r}", errors), ())
+    predicted = _isotropic(law, head, counts)
+    return Hardmax(inputs, HardmaxCurve.of(f"hardmax over {law!r}", errors, **predicted), ())
+
+
+def _isotropic(law: Measure, head: Head, sizes: tuple[int, ...]) -> dict[str, PredictedCurve]:
+    """Prediction for Gaussian tokens of mean 0 in d > 1 whose whitened score matrix is a multiple of a rotation."""
+    if not isinstance(law, Gaussian) or law.dim == 1 or law.mean.any():
+        return {}
+    singular = np.linalg.svd(whitened(law.covariance, head.A), compute_uv=False)
+    if singular[0] - singular[-1] > 1e-6 * singular[0] or head.query_bias.any():
+        return {}
+    values = np.array([hardmax_isotropic(n, law.covariance, head.V) for n in sizes])
+    holds = sizes[0] >= ISOTROPIC_FROM and law.dim <= ISOTROPIC_DIM
+    return {"isotropic": PredictedCurve(values, CLAIMS["hardmax.isotropic"].at(holds))}
 
 
 def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -> HardmaxCurve:
@@ -228,7 +256,7 @@ def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -
         "hardmax",
         ErrorCurve.of(sizes, np.stack(columns, axis=1), moment=1, seed=seed),
         finite=PredictedCurve(np.array([hardmax_finite(n) for n in sizes]), finite_status(sizes[0])),
-        asymptotic=PredictedCurve(np.array([hardmax_asymptotic(n) for n in sizes]), Status.PROVED),
+        asymptotic=PredictedCurve(np.array([hardmax_asymptotic(n) for n in sizes]), CLAIMS["hardmax.asymptotic"].at()),
     )
 
 

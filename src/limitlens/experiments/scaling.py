@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from limitlens.arrays import pd
@@ -19,8 +21,8 @@ from limitlens.record import to_json
 from limitlens.report.text import falling, short
 from limitlens.report.view import Axis, Figure, Section, Table, View, line, points
 from limitlens.results import Result
-from limitlens.theory.prediction import Status
-from limitlens.theory.scaling import control, weights
+from limitlens.theory.prediction import Status, value_matrix
+from limitlens.theory.scaling import control, ordered, weights
 from limitlens.theory.scaling.control import Regime
 from limitlens.theory.scaling.laws import GapLaw, named_law
 from limitlens.theory.scaling.points import KeyPoints, PoissonPoints
@@ -28,6 +30,7 @@ from limitlens.theory.scaling.points import KeyPoints, PoissonPoints
 KEY_SECONDS = 1e-6  # to draw one key
 MOST_DIM = 400  # the weights of keys on a sphere of higher dimension overflow float64
 RANKS = 32  # ordered weights in the result
+LAW_RANKS = (1, 2, 3, 10)  # ranks whose law is given
 FATE = {
     "averaging": "many keys share the mass, and the output is an average",
     "selective": "a few keys share the mass",
@@ -48,10 +51,13 @@ LABELS = {
     "radial_variance": "variance of the output along the query",
     "tangential_variance": "variance orthogonal to the query",
     "effective_sample_size": "effective sample size",
+    "tangential_bias": "bias of the output orthogonal to the query",
     "one_minus_top_weight": "1 − w₁",
     "nearest_distance": "distance of the nearest key",
 }
 _COLLAPSED_TOP = 0.9  # E w₁ from which on the first-order formulas of the collapse are good to a few percent
+_LEAST_WEIGHT = 1e-9  # ordered weights, and distances of w₁ from 1, below have no law in the result
+_LEAST_DEFICIT = 1e-30  # values of 1 − w₁ below are not compared with their law
 _NEAR_LIMIT = 0.2  # difference in log E Σw² from the scaling limit, beyond which the result warns
 
 
@@ -59,7 +65,7 @@ _NEAR_LIMIT = 0.2  # difference in log E Σw² from the scaling limit, beyond wh
 class LawTest:
     """Kolmogorov-Smirnov test of the distribution of a measured quantity against a predicted distribution."""
 
-    against: str  # "limit" (many keys) or "averaging" (Gaussian)
+    against: str  # "limit" (many keys), "exact" (at n), "averaging" (Gaussian), or of the collapse "nearest key(s)"
     ks: float  # distance
     p: float
 
@@ -79,16 +85,18 @@ class ScalingLimits(Result):
     collapse: Mapping[str, Quantity]  # formulas for one key with most weight: distance of the nearest key, 1 − w₁
     applies: Mapping[str, bool]  # whether the formulas of `averaging` and `collapse` are accurate here
     laws: Mapping[str, LawTest]
+    weight_laws: Mapping[str, Quantity]  # P(w_k ≤ t) of ordered weights, at the 10%, 50% and 90% quantiles of the limit
+    outputs: Mapping[str, Quantity]  # mean and variance of each output of a value matrix; empty without one
     warnings: tuple[str, ...]  # says that n is too small for the limit, which high exponents approach slowly
     method: str  # how keys were drawn: "direct" or "nearest keys"
     replaced_mass: float  # largest share of softmax weight that a Gaussian approximates
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table of predicted and measured quantities, one per row; `part` is quantities, averaging or collapse."""
+        """Table of predicted and measured quantities, one per row; `part` names the field that holds it."""
         rows = [
             {"part": part, "quantity": name, **to_json(row)}
-            for part in ("quantities", "averaging", "collapse")
+            for part in ("quantities", "averaging", "collapse", "weight_laws", "outputs")
             for name, row in getattr(self, part).items()
         ]
         return pd.DataFrame(rows).dropna(axis=1, how="all")
@@ -101,7 +109,7 @@ class ScalingLimits(Result):
         scales = [(label, known[name].predicted, known[name].asymptotic) for name, label in CONTROL.items()]
         control = Table("control parameters", ["", "exact", "asymptotic"], scales)
         laws = [(name, test.against, test.ks, test.p) for name, test in self.laws.items()]
-        ordered = "Mean weights by rank. Points are measured, with 95% bars; the line is the scaling limit."
+        by_rank = "Mean weights by rank. Points are measured, with 95% bars; the line is the scaling limit."
         compared = "Kolmogorov-Smirnov distances between measured and predicted laws; a small p says they differ."
         return View(
             f"{inputs['law'].capitalize()} keys on the sphere in dimension {inputs['dim']}",
@@ -117,7 +125,7 @@ class ScalingLimits(Result):
                 f"{falling(-2 / self.local['exponent'])} to stay there.",
             ),
             [
-                Section("Regime of this head", ordered, [self._ordered_figure(), control]),
+                Section("Regime of this head", by_rank, [self._ordered_figure(), control]),
                 Section("Predicted and measured", "Every expectation with its status.", self._tables()),
                 Section("Distributions", compared, [Table("laws", ["law of", "against", "distance", "p"], laws)]),
             ],
@@ -139,30 +147,33 @@ class ScalingLimits(Result):
     def _tables(self) -> list[Table]:
         titles = {"quantities": "expectations"}
         titles |= {side: f"formulas of the {side} side" for side, applies in self.applies.items() if applies}
+        titles |= {"weight_laws": "laws of the ordered weights"} if self.weight_laws else {}
+        titles |= {"outputs": "outputs of the value matrix"} if self.outputs else {}
         tables = []
         for part, title in titles.items():
             found: Mapping[str, Quantity] = getattr(self, part)
             rows = [
                 (label, row.predicted, row.exact, row.measured, row.status and row.status.value)
-                for name, label in LABELS.items()
+                for name, label in (LABELS | {name: name for name in found if name not in LABELS}).items()
                 if (row := found.get(name)) is not None
             ]
-            predicted = "scaling limit" if part == "quantities" else "predicted"
+            predicted = "scaling limit" if part in ("quantities", "weight_laws") else "predicted"
             tables.append(Table(title, ["expectation of", predicted, "exact at n", "measured", "status"], rows))
         return tables
 
 
 def scaling(
     *, dim: int = 5, n: float = 10_000, theta: float | None = None, beta: float | None = None, law: str = "uniform",
-    concentration: float = 5.0, cosine: float = 1.0, power: float = 1.0, replicates: int = 2000, seed: int = 0,
-    yes: bool = False,
+    concentration: float = 5.0, cosine: float = 1.0, power: float = 1.0, value: ArrayLike | None = None,
+    replicates: int = 2000, seed: int = 0, yes: bool = False,
 ) -> ScalingLimits:  # fmt: skip
     """Predict and measure whether attention over n keys averages, selects a few keys or collapses onto one.
 
     One query q attends to `n` random keys k on the sphere S^{dim−1}. Give the inverse temperature `beta`, or the
     effective number of keys `theta` (by default 1, between averaging and collapse). The `law` of the keys is "uniform",
     "vmf" (von Mises-Fisher, with `concentration`, and `cosine` between mean direction and query) or "power" (density
-    like |q−k|^power near the query).
+    like |q−k|^power near the query). With a `value` matrix V (d_out, dim), mean and covariance of the output V Γ are
+    given too, for the query (1, 0, ..., 0).
 
     >>> result = ll.scaling(dim=5, n=1000, theta=1, replicates=100)
     >>> result.regime, round(result.inputs['beta'], 1)
@@ -171,9 +182,10 @@ def scaling(
     check_seed(seed)
     gap_law = sphere_law(law, dim, concentration=concentration, cosine=cosine, power=power)
     count = weight_samples.check_count(n)
+    matrix = None if value is None else value_matrix(value, dim)
     drawn = weight_samples.check_replicates(replicates) * min(count, MOST_DRAWN)
     check_cost("scaling", seconds=KEY_SECONDS * drawn, memory=200.0 * replicates, yes=yes)
-    return scaling_limits(gap_law, count, theta, beta, replicates=replicates, seed=seed)
+    return scaling_limits(gap_law, count, theta, beta, value=matrix, replicates=replicates, seed=seed)
 
 
 def sphere_law(law: str, dim: int, *, concentration: float, cosine: float, power: float) -> GapLaw:
@@ -190,8 +202,8 @@ def check_one_scale(theta: float | None, beta: float | None) -> None:
 
 
 def scaling_limits(
-    law: GapLaw, n: int, theta: float | None = None, beta: float | None = None, *, replicates: int = 2000,
-    seed: int = 0,
+    law: GapLaw, n: int, theta: float | None = None, beta: float | None = None, *, value: Array | None = None,
+    replicates: int = 2000, seed: int = 0,
 ) -> ScalingLimits:  # fmt: skip
     """Predict and measure one query's attention over n keys; `law` is the distribution of the gap 1 − <q, k>.
 
@@ -204,16 +216,18 @@ def scaling_limits(
     sample, method = weight_samples.measure_weights(law, n, beta, replicates, rng)
     finite, poisson = KeyPoints(law, n, beta), PoissonPoints(theta, law.a)
     limit = weight_samples.sample_weights(poisson, replicates, rng, law.tangent_dim)
-    ordered, ordered_limit = (
+    ranked, ranked_limit = (
         weight_samples.sample_ordered(keys, min(n, RANKS), replicates, np.random.default_rng(seed))
         for keys in (finite, poisson)
     )
+    top = weights.mean_top(finite)
     run = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
     collapse = {
         "nearest_distance": sampled(np.sqrt(2 * sample.nearest / beta), predicted=control.nearest_distance(n, law))
     }
     if law.a > 0.5:
-        collapse["one_minus_top_weight"] = sampled(1 - sample.top, predicted=control.collapse_deficit(n, beta, law))
+        deficit = control.collapse_deficit(n, beta, law)
+        collapse["one_minus_top_weight"] = sampled(sample.deficit, predicted=deficit, exact=1 - top)
     exact, expected = weights.participation(finite), weights.participation(poisson)
     far = (
         f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: E Σw² is {exact:.3g}, "
@@ -231,15 +245,14 @@ def scaling_limits(
         quantities=_quantities(law, finite, poisson, sample, limit),
         ordered_weights=tuple(
             sampled(values, predicted=float(mean))
-            for values, mean in zip(ordered.T, ordered_limit.mean(axis=0), strict=True)
+            for values, mean in zip(ranked.T, ranked_limit.mean(axis=0), strict=True)
         ),
         averaging=_averaging(law, n, beta, sample),
         collapse=collapse,
-        applies={
-            "averaging": control.regime(exact) == "averaging",
-            "collapse": weights.mean_top(finite) > _COLLAPSED_TOP,
-        },
-        laws=_laws(law, n, beta, sample, limit),
+        applies={"averaging": control.regime(exact) == "averaging", "collapse": top > _COLLAPSED_TOP},
+        laws=_laws(finite, sample, limit, collapsed=top > _COLLAPSED_TOP),
+        weight_laws=_weight_laws(finite, poisson, ranked, ranked_limit),
+        outputs={} if value is None else _outputs(finite, value),
         warnings=() if abs(math.log(exact / expected)) < _NEAR_LIMIT else (far,),
         method=method,
         replaced_mass=float(sample.remainder.max()),
@@ -282,19 +295,56 @@ def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample) -> dict[s
     if limit.tangential_variance is not None:
         across = np.square(sample.tangential) / beta
         rows["tangential_variance"] = sampled(across, predicted=limit.tangential_variance)
+    else:
+        exact = weights.tangential_mean(KeyPoints(law, n, beta)) - limit.tangential_mean
+        rows["tangential_bias"] = verified(predicted=limit.tangential_bias, exact=exact)
     return rows
 
 
-def _laws(law: GapLaw, n: int, beta: float, sample: WeightSample, limit: WeightSample) -> dict[str, LawTest]:
-    """Tests by name of the measured distributions against the limit, and of the output against a Gaussian."""
+def _laws(keys: KeyPoints, sample: WeightSample, limit: WeightSample, *, collapsed: bool) -> dict[str, LawTest]:
+    """Tests by name of the measured distributions against the limit, exact laws, and those of either regime."""
     names = {"top": "top_weight", "participation": "participation", "gap": "output_gap"}
-    if law.tangent_dim is not None:
+    if keys.law.tangent_dim is not None:
         names["tangential"] = "output_tangential"
     tests = {name: ("limit", stats.ks_2samp(getattr(sample, of), getattr(limit, of))) for of, name in names.items()}
-    shape = control.averaging(n, beta, law)
-    centred = (shape.shrinkage - shape.bias - sample.gap / beta) / np.sqrt(shape.radial_variance)
+    shape = control.averaging(keys.n, keys.beta, keys.law)
+    centred = (shape.shrinkage - shape.bias - sample.gap / keys.beta) / np.sqrt(shape.radial_variance)
     tests["output_gaussian"] = ("averaging", stats.kstest(centred, "norm"))
+    nearest: Any = partial(ordered.nearest_cdf, points=keys)
+    tests["nearest_distance"] = ("exact", stats.kstest(np.sqrt(2 * sample.nearest / keys.beta), nearest))
+    if collapsed:
+        seen = sample.deficit[sample.deficit > _LEAST_DEFICIT]  # simulations drop keys of less weight
+        below = ordered.deficit_cdf(_LEAST_DEFICIT, keys)
+        given_seen = (ordered.deficit_cdf(seen, keys) - below) / (1 - below)
+        tests["one_minus_top_weight"] = ("two nearest keys", stats.kstest(given_seen, "uniform"))
+        tests["output_distance"] = ("nearest key", stats.kstest(np.sqrt(2 * sample.gap / keys.beta), nearest))
     return {name: LawTest(of, float(test.statistic), float(test.pvalue)) for name, (of, test) in tests.items()}
+
+
+def _weight_laws(keys: KeyPoints, limit: PoissonPoints, ranked: Array, ranked_limit: Array) -> dict[str, Quantity]:
+    """Laws of the ordered weights, given measured and limiting samples of them, (replicates, ranks) both.
+
+    A rank is left out if its weights are tiny or nearly 1, or vary too little for `ordered.top_cdf`.
+    """
+    rows = {}
+    for rank in [rank for rank in LAW_RANKS if rank <= ranked.shape[1]]:
+        at = np.quantile(ranked_limit[:, rank - 1], (0.1, 0.5, 0.9))
+        if at[0] < _LEAST_WEIGHT or at[-1] > 1 - _LEAST_WEIGHT:
+            continue
+        with suppress(InputError):
+            exact, expected = (ordered.top_cdf(at, points, rank).tolist() for points in (keys, limit))
+            for t, here, there in zip(at, exact, expected, strict=True):
+                below = (ranked[:, rank - 1] <= t).astype(np.float64)
+                rows[f"P(w{rank} ≤ {t:.4g})"] = sampled(below, predicted=there, exact=here)
+    return rows
+
+
+def _outputs(keys: KeyPoints, value: Array) -> dict[str, Quantity]:
+    """Exact mean and variance of each coordinate of the output V Γ over n keys."""
+    mean, covariance = weights.output_law(keys, value)
+    rows = {f"mean of output {i + 1}": verified(exact=float(one)) for i, one in enumerate(mean)}
+    variances = [] if covariance is None else np.diag(covariance).tolist()
+    return rows | {f"variance of output {i + 1}": verified(exact=one) for i, one in enumerate(variances)}
 
 
 def _squared(values: Array) -> Array:

@@ -62,6 +62,7 @@ class WeightSample:
     """Statistics of one query's softmax weights and output, with one value per simulated set of keys: (replicates,)."""
 
     top: Array  # the largest weight w₁
+    deficit: Array  # 1 − w₁, to full relative accuracy
     participation: Array  # Σ w²
     entropy: Array  # −Σ w log w
     keys90: Array  # number of nearest keys that hold 90% of the weight; NaN where it exceeds the number drawn
@@ -156,20 +157,22 @@ def _draw(points: Points, replicates: int, drawn: int, rng: np.random.Generator)
 
 
 def _summary(x: Array, weight: Array, rest: Array, across: Array, noise: Array) -> Array:
-    """Compute the fields of `WeightSample`, (8, replicates), from the drawn keys and sums over the others.
+    """Compute the fields of `WeightSample`, (9, replicates), from the drawn keys and sums over the others.
 
     A drawn key has a rescaled gap x, a weight e^{x_1 − x}, and a coordinate `across` orthogonal to the query. The
     others enter by `rest` (5, replicates), see `_rest`, and by `noise`, their part of the weighted sum of `across`.
     """
     mass, moment, square, _, deviation = rest
-    total = weight.sum(axis=1) + mass
+    others = weight[:, 1:].sum(axis=1) + mass
+    total = 1 + others
     keys90 = 1.0 + np.sum(np.cumsum(weight, axis=1) < 0.9 * total[:, None], axis=1)
     keys90[keys90 > x.shape[1]] = np.nan
     gap = (np.einsum("ij,ij->i", weight, x) + moment) / total
     participation = (np.einsum("ij,ij->i", weight, weight) + square) / np.square(total)
     tangential, nearest = ((weight * across).sum(axis=1) + noise) / total, x[:, 0]
     entropy = np.log(total) + gap - nearest
-    return np.stack((1 / total, participation, entropy, keys90, gap, tangential, nearest, deviation / total))
+    fields = (1 / total, others / total, participation, entropy, keys90, gap, tangential, nearest, deviation / total)
+    return np.stack(fields)
 
 
 def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: np.random.Generator) -> Array:

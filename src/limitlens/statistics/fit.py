@@ -6,18 +6,19 @@ to 0. Slopes that fall and then level off look the same on few sizes, so a logar
 than e = c n^{−β} (1 + b n^{−δ}) with δ = 1/2 or 1, whose slopes fall to β.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import optimize, special
 
 from limitlens.errors import Array
 from limitlens.statistics.bootstrap import ENDS, TwoWayBootstrap, student_factor
 
 DECIDES = 10  # evidence from which on one law is preferred to the other
 GENTLE = 1.5  # largest γ of a logarithm that is compared with n^{−β} alone; hardmax has .8 on n = 1e2 to 1e6
+FARTHEST = 1e15  # largest size at which two laws are said to become distinguishable
 BENDS = np.geomspace(0.01, 100, 41)  # values of b n^{−δ} at the smallest size
 
 
@@ -35,15 +36,41 @@ class Rate:
     log_exponent: float  # γ of e = c (ln n)^{−γ}
     misfit: float  # χ² per degree of freedom of the better law; far above 1 neither law holds on these sizes
     used: tuple[int, ...]  # sizes in the fit; those with errors too close to numerical error are left out
+    covariance: Array | None = field(default=None, compare=False, repr=False)  # of the log errors at the sizes used
+    independent: int = 0  # number of replicates from which it was estimated
 
     @property
     def law(self) -> str:
         """Law that fits decisively better: "power" or "log", or "undecided" if the AIC differ by less than 10."""
         return "undecided" if abs(self.evidence) < DECIDES else "power" if self.evidence > 0 else "log"
 
+    def decides_at(self, law: str) -> float | None:
+        """Largest size that would decide an undecided fit with probability 0.9 if the true law is "power" or "log".
+
+        Assumes as many sizes, spread from the same smallest one, with the same errors (heuristic); 1e15 stands for 1e15
+        or more. The evidence of a curve that follows one law has about the mean D² of the curve without noise, and the
+        standard deviation 2D, so that it exceeds `DECIDES` with probability 0.9 from D² − 1.28·2D = `DECIDES` on.
+        """
+        if self.covariance is None or self.law != "undecided":
+            return None
+        covariance, x = self.covariance, np.log(np.asarray(self.used, dtype=np.float64))
+
+        def short_of(last: float) -> float:
+            """Evidence that lacks with sizes that end at e^last."""
+            far = x[0] + (last - x[0]) / (x[-1] - x[0]) * (x - x[0])
+            curve = -self.slope * far if law == "power" else -self.log_exponent * np.log(far)
+            evidence = _compare(far, curve, covariance, self.independent)[2]
+            return float((1.2816 + np.sqrt(1.2816**2 + DECIDES)) ** 2 - (evidence if law == "power" else -evidence))
+
+        ends = float(x[-1]), float(np.log(FARTHEST))
+        if short_of(ends[0]) <= 0:
+            return float(self.used[-1])
+        return FARTHEST if short_of(ends[1]) > 0 else float(np.exp(optimize.brentq(short_of, *ends, xtol=0.01)))
+
     def document(self) -> dict[str, Any]:
         """Fitted rate as a dictionary for JSON; `law` is the better law, `verdict` the same or "undecided"."""
-        return {**asdict(self), "law": "power" if self.evidence >= 0 else "log", "verdict": self.law}
+        shown = {name: value for name, value in asdict(self).items() if name not in ("covariance", "independent")}
+        return {**shown, "law": "power" if self.evidence >= 0 else "log", "verdict": self.law}
 
     def __str__(self) -> str:
         law = f"{self.law} law" if self.law != "undecided" else "law undecided"
@@ -75,24 +102,31 @@ def fit_rate(sizes: Array, bootstrap: TwoWayBootstrap, usable: NDArray[np.bool_]
     half_width = float(special.ndtri(ENDS[1]) * np.sqrt(wider**2 * (over_replicates + over_clusters) + over_text))
     replicates, clusters = bootstrap.counts
     independent = min(replicates, clusters) if clusters > 1 else replicates
-    x, log_x = np.log(n), np.log(np.log(n))
-    log_exponent = -float(_line_weights(log_x)[1] @ log_mean)
-    power, log = (_misfit(at, log_mean, covariance, independent) for at in (x, log_x))
-    evidence = log - power
-    if evidence < 0 and log_exponent > GENTLE:
-        bends = (np.log1p(b * (n / n[0]) ** -delta) for b in BENDS for delta in (0.5, 1.0))
-        level = min(_misfit(x, log_mean - bend, covariance, independent) for bend in bends)
-        evidence = max(evidence, log - level - 2)  # 2 for one more parameter
+    power, log, evidence, log_exponent = _compare(np.log(n), log_mean, covariance, independent)
     return Rate(
         slope=-minus_slope,
         stderr=float(np.sqrt(over_replicates + over_clusters + over_text)),
         interval=(-minus_slope - half_width, -minus_slope + half_width),
         constant=float(np.exp(intercept)),
-        evidence=float(evidence),
+        evidence=evidence,
         log_exponent=log_exponent,
         misfit=float(min(power, log) / (len(n) - 2)),
         used=tuple(int(size) for size in n),
+        covariance=covariance,
+        independent=independent,
     )
+
+
+def _compare(x: Array, log_error: Array, covariance: Array, count: int) -> tuple[float, float, float, float]:
+    """Misfits χ² of a power law and a logarithm to log errors at x = ln n, evidence as in `Rate`, and γ of the log."""
+    log_exponent = -float(_line_weights(np.log(x))[1] @ log_error)
+    power, log = (_misfit(at, log_error, covariance, count) for at in (x, np.log(x)))
+    evidence = log - power
+    if evidence < 0 and log_exponent > GENTLE:
+        bends = (np.log1p(b * np.exp(delta * (x[0] - x))) for b in BENDS for delta in (0.5, 1.0))
+        level = min(_misfit(x, log_error - bend, covariance, count) for bend in bends)
+        evidence = max(evidence, log - level - 2)  # 2 for one more parameter
+    return power, log, evidence, log_exponent
 
 
 def _line_weights(x: Array) -> Array:

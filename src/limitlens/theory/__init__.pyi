@@ -15,6 +15,7 @@ from limitlens.theory.exact_bootstrap import PilotErrors as PilotErrors
 from limitlens.theory.exact_bootstrap import pilot_errors as pilot_errors
 from limitlens.theory.hardmax import hardmax_asymptotic as hardmax_asymptotic
 from limitlens.theory.hardmax import hardmax_finite as hardmax_finite
+from limitlens.theory.hardmax import hardmax_isotropic as hardmax_isotropic
 from limitlens.theory.heavy import Existence as Existence
 from limitlens.theory.heavy import HeavyLaw as HeavyLaw
 from limitlens.theory.prediction import Prediction as Prediction
@@ -33,13 +34,16 @@ from limitlens.theory.scaling.laws import LocalPower as LocalPower
 from limitlens.theory.scaling.laws import PowerGap as PowerGap
 from limitlens.theory.scaling.laws import VonMisesFisherGap as VonMisesFisherGap
 from limitlens.theory.scaling.laws import uniform as uniform
+from limitlens.theory.scaling.ordered import deficit_cdf as deficit_cdf
+from limitlens.theory.scaling.ordered import nearest_cdf as nearest_cdf
+from limitlens.theory.scaling.ordered import top_cdf as top_cdf
 from limitlens.theory.scaling.points import KeyPoints as KeyPoints
 from limitlens.theory.scaling.points import Points as Points
 from limitlens.theory.scaling.points import PoissonPoints as PoissonPoints
 from limitlens.theory.scaling.weights import entropy as entropy
 from limitlens.theory.scaling.weights import mean_top as mean_top
+from limitlens.theory.scaling.weights import output_law as output_law
 from limitlens.theory.scaling.weights import participation as participation
-from limitlens.theory.scaling.weights import top_cdf as top_cdf
 from limitlens.theory.schedules import ScheduleStep as ScheduleStep
 from limitlens.theory.schedules import compare_schedules as compare_schedules
 from limitlens.theory.spectrum import Reach as Reach

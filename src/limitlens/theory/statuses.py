@@ -136,6 +136,11 @@ CLAIMS = {
         "σ√(I² + (2/π)E[max]²/n), I = ∫Φⁿ(1−Φⁿ)", VERIFIED, "tokens N(0, σ²) of mean 0, n ≥ 1,000",
         "hardmax::test_exact_simulation_meets_the_published_values_and_the_finite_law", HEURISTIC,
     ),
+    "hardmax.isotropic": Claim(
+        "E|N(0, ((d² E[ρ C(ρ)] + E|y|²/n)/d) V Σ Vᵀ)|, of order (ln n)^(−(d+1)/4)", VERIFIED,
+        "tokens N(0, Σ), 2 ≤ d ≤ 5, equal singular values of B, n ≥ 1,000 (within 7%); the order as n → ∞: heuristic",
+        "hardmax::test_the_law_in_several_dimensions_meets_simulation", HEURISTIC,
+    ),
     "laplace.rate": Claim(
         "min(1/2, 1−bt)", PROVED, "bt < 1/2 (central limit theorem); otherwise: 1/2 ≤ bt < 1",
         "tails::test_normal_rate_of_laplace_tokens_at_small_tilts", VERIFIED,

@@ -92,18 +92,20 @@ class Averaging:
     # variance of one coordinate across the query, E_{2β}[D(2−D)] / (tangent_dim · n_eff), for keys uniform around it
     tangential_variance: float | None
     effective_sample_size: float  # n_eff = n e^{2K(β) − K(2β)}, which tends to 2^a θ
+    tangential_mean: float  # T(β), the limit towards the keys' mean direction, orthogonal to the query; 0 on axis
+    tangential_bias: float  # its bias at order 1/n: −(T(2β) − T(β)) / n_eff
 
 
 def averaging(n: float, beta: float, law: GapLaw) -> Averaging:
     """Mean, bias and variances of the output over n keys at `beta`: accurate for θ > 10, Gaussian for θ > 100."""
     tilted = law.tilted(np.array([check_beta(beta), 2 * beta]))
-    log_laplace, (mean, mean_2), (_, variance_2) = (values.tolist() for values in tilted)  # mean, variance of D
+    log_laplace, (mean, mean_2), (_, variance_2), (aside, aside_2) = (values.tolist() for values in tilted)
     size = check_keys(n) * math.exp(2 * log_laplace[0] - log_laplace[1])
     variance = (variance_2 + (mean - mean_2) ** 2) / size
     across = None
     if law.tangent_dim is not None:
         across = (2 * mean_2 - variance_2 - mean_2**2) / (law.tangent_dim * size)
-    return Averaging(1 - mean, mean, (mean_2 - mean) / size, variance, across, size)
+    return Averaging(1 - mean, mean, (mean_2 - mean) / size, variance, across, size, aside, (aside - aside_2) / size)
 
 
 def collapse_deficit(n: float, beta: float, local: Law) -> float:

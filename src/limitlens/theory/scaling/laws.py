@@ -16,7 +16,7 @@ from scipy import special
 from scipy.interpolate import CubicHermiteSpline
 
 from limitlens.errors import LARGEST, Array, InputError, as_array, check_number
-from limitlens.measures.radial import radial_K
+from limitlens.measures.radial import radial_K, radial_mean
 
 _NODES = 401
 _EXPONENTS = 0.3, 1000  # range of α: quadrature misses mass at the singularity below, float64 overflows above
@@ -65,6 +65,7 @@ class GapLaw(ABC):
     """Distribution of the gap D = 1 − <q, k> between a unit query and a random key; P(D ≤ s) ~ c s^a near zero."""
 
     name: str
+    dim: int
     a: float  # half the local exponent α
     log_c: float
     tangent_dim: int | None  # number of directions around the query; None if keys are not uniform over them
@@ -88,11 +89,15 @@ class GapLaw(ABC):
         """The local exponent α = 2a: P(|q − k| ≤ r) ~ C r^α."""
         return 2 * self.a
 
+    def sideways(self, gap: Array) -> Array:
+        """Mean coordinate, towards the keys' mean direction and orthogonal to the query, of a key at this gap."""
+        return np.zeros_like(gap)
+
     def cdf(self, gap: ArrayLike) -> Array:
         """Probability that the gap 1 − <q, k> is at most `gap`, accurate even for tiny ones: (...) to (...)."""
         s = np.clip(as_array("gap", gap), 0, 2)
         node, complement, weight = tanh_sinh(_NODES)
-        span = s[..., None]
+        span = np.maximum(s, 1e-200)[..., None]  # the density of an exponent a < 1 is infinite at 0
         density = np.exp(self.log_density(span * node, span * complement + (2 - span)))
         return np.asarray(s * (density @ weight))
 
@@ -107,8 +112,8 @@ class GapLaw(ABC):
         """Logarithm of E e^{−βD} = e^{K(β) − β}, D the gap, at inverse temperatures β of any shape."""
         return self.tilted(beta)[0]
 
-    def tilted(self, beta: ArrayLike) -> tuple[Array, Array, Array]:
-        """Logarithm of E e^{−βD}, and mean and variance of the gap D under weights e^{−βD}: each of β's shape."""
+    def tilted(self, beta: ArrayLike) -> tuple[Array, Array, Array, Array]:
+        """Log of E e^{−βD}; mean and variance of D, and mean of `sideways`, under weights e^{−βD}: as β each."""
         tilt = as_array("beta", beta)
         if tilt.size and tilt.min() < 0:
             raise InputError(f"beta is {tilt.min():.6g}; expected an inverse temperature of at least 0")
@@ -121,7 +126,8 @@ class GapLaw(ABC):
         total = term.sum(axis=-1)
         mean = (term * gap).sum(axis=-1) / total
         variance = (term * np.square(gap - mean[..., None])).sum(axis=-1) / total
-        return np.log(total * end[..., 0]) + top[..., 0], mean, variance
+        aside = (term * self.sideways(gap)).sum(axis=-1) / total
+        return np.log(total * end[..., 0]) + top[..., 0], mean, variance, aside
 
     @cached_property
     def _quantile_table(self) -> tuple[float, CubicHermiteSpline]:
@@ -211,6 +217,12 @@ class VonMisesFisherGap(GapLaw):
         along = self.concentration * self.cosine * (1 - gap)
         uniformly = PowerGap(self.dim).log_density(gap, to_antipode)
         return np.asarray(uniformly + along + around - float(radial_K(self.concentration, self.dim)))
+
+    def sideways(self, gap: Array) -> Array:
+        """Mean of a key's coordinate towards μ, orthogonal to the query: ρ A_{d−1}(κ sinφ ρ), ρ = √(s(2−s))."""
+        across = self.concentration * math.sqrt(max(0.0, 1 - self.cosine**2))
+        radius = np.sqrt(np.maximum(gap * (2 - gap), 0))
+        return np.asarray(radius * radial_mean(across * radius, self.dim - 1))
 
 
 def uniform(dim: int) -> PowerGap:

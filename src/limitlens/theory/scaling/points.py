@@ -47,17 +47,18 @@ class Points:
         return self.mass * self.law.cdf(x / self.beta)
 
     def void(self, expected: NDArray[Any], chosen: int = 1) -> NDArray[Any]:
-        """Factor V(Φ) of the integrand that stands for all keys but `chosen` ones (1, or 2 for a pair), Φ = `expected`.
+        """Factor V(Φ) of the integrand that stands for all keys but `chosen` = k ones, Φ = `expected`, real or complex.
 
-        e^{−Φ} for a Poisson process. For n keys (1 − Φ/n)^{n−1}, and (1 − 1/n)(1 − Φ/n)^{n−2} for a pair.
+        e^{−Φ} for a Poisson process. For n keys (1 − Φ/n)^{n−k}, times 1 − 1/n for a pair and Π_{j<k} (1 − j/n) for k.
         """
         if math.isinf(self.total):
             return np.asarray(np.exp(-expected))
-        ordered_pairs = 1 - 1 / self.total if chosen == 2 else 1.0  # n(n−1) of them, against the n² of Λ × Λ
-        none_left = expected >= self.total  # the logarithm of zero, up to rounding
-        log_share = np.log1p(-np.where(none_left, 0, expected) / self.total)
-        factor = np.asarray(ordered_pairs * np.exp((self.total - chosen) * log_share))
-        factor[none_left] = float(self.total == chosen)
+        ordered = float(np.prod(1 - np.arange(chosen) / self.total))  # n(n−1)… ordered choices, against the n^k of Λ^k
+        share = expected / self.total
+        none_left = (share.real >= 1) & (share.imag == 0)  # the logarithm of zero, up to rounding
+        log_share = np.log1p(-np.where(none_left, 0, share))
+        factor = np.asarray(ordered * np.exp((self.total - chosen) * log_share))
+        factor[none_left] = ordered * (self.total == chosen)
         return factor
 
     def tangent_square(self, x: Array) -> Array:
@@ -98,8 +99,11 @@ class Points:
         span = (high - low)[:, None]
         x = low[:, None] + span * node
         to_edge = span * complement + (self.edge - high)[:, None]  # edge − x with full relative accuracy
-        density = self.mass / self.beta * np.exp(self.law.log_density(x / self.beta, to_edge / self.beta))
-        return x, density * (span * weight)
+        return x, self.density(x, to_edge) * (span * weight)
+
+    def density(self, x: Array, to_edge: Array) -> Array:
+        """Density dΛ/dx of the mean number of keys at rescaled gaps x, where `to_edge` is edge − x."""
+        return np.asarray(self.mass / self.beta * np.exp(self.law.log_density(x / self.beta, to_edge / self.beta)))
 
     def _panel_edges(self) -> Array:
         """Edges of the quadrature panels in y, on each of which Φ grows by at most a factor e; widths are ≤ |y|/4."""

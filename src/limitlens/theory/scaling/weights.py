@@ -9,20 +9,20 @@ For a = 1 (d = 3), E[1/w₁] = 1 + θ and P(w₁ ≥ 1/2) = e^{−γθ}/Γ(1+θ)
 """
 
 import math
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special
+from numpy.typing import ArrayLike
+from scipy import optimize
 
-from limitlens.errors import Array, InputError, as_array, check_kind
-from limitlens.theory.scaling.laws import negligible_beyond, tanh_sinh
-from limitlens.theory.scaling.points import Points, PoissonPoints
+from limitlens.errors import Array, check_kind
+from limitlens.theory.prediction import value_matrix
+from limitlens.theory.scaling.laws import negligible_beyond
+from limitlens.theory.scaling.points import KeyPoints, Points
 
 _MOST_KEYS = 45.0  # the nearest key is within reach(45) but for a probability e^{−45}
-_NEAREST_NODES, _PATH_NODES = 151, 201
+_NEAREST_NODES = 151
 _STEP = 0.3  # step of log λ: the trapezoidal rule is exact to e^{−π²/0.3} = 5e-15
-_ORDER = 12  # order of the Euler inversion: about 7 digits, with 10⁴ times the rounding error of ψ
 
 _EXPECTED = "the gaps of keys, theory.PoissonPoints(theta, a) or theory.KeyPoints(law, n, beta)"
 check_points = partial(check_kind, "points", kinds=Points, expected=_EXPECTED)
@@ -65,6 +65,34 @@ def tangential_variance(points: Points, tangent_dim: int) -> float:
     return points.mean_over(lambda x, z: points.tangent_square(x) * _softened(z, 2)) / tangent_dim
 
 
+def tangential_mean(points: KeyPoints) -> float:
+    """Expected output towards the keys' mean direction, orthogonal to the query, over n keys: E Σ w `law.sideways`."""
+    return points.mean_over(lambda x, z: points.law.sideways(x / points.beta) * _softened(z, 1))
+
+
+def output_law(points: KeyPoints, V: ArrayLike | None = None) -> tuple[Array, Array | None]:
+    """Mean (d_out,) and covariance (d_out, d_out) of the output V Γ_n over n keys, for the query q = (1, 0, ..., 0).
+
+    Exact at n (verified). V (d_out, d) is the identity if absent; the keys' mean direction lies in the plane of the
+    first two axes. Keys uniform around the query have Cov Γ_n = v qqᵀ + u (I − qqᵀ), v and u the variances along and
+    orthogonal to q; for others the covariance is None.
+
+    >>> mean, _ = theory.output_law(theory.KeyPoints(theory.uniform(3), 1000, 20.0), [[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+    >>> mean.round(4).tolist()
+    [0.9495, 0.0]
+    """
+    check_kind("points", points, KeyPoints, "n keys, theory.KeyPoints(law, n, beta)")
+    dim, around = points.law.dim, points.law.tangent_dim
+    value = value_matrix(V, dim)
+    mean = np.zeros(dim)
+    mean[:2] = 1 - gap_mean(points) / points.beta, tangential_mean(points)
+    if around is None:
+        return value @ mean, None
+    variances = np.full(dim, tangential_variance(points, around) / points.beta)
+    variances[0] = gap_variance(points) / points.beta**2
+    return value @ mean, (value * variances) @ value.T
+
+
 def keys_holding(points: Points, share: float = 0.9) -> float:
     """Number of nearest keys that together hold a `share` of the softmax weight, when many keys share it (large θ).
 
@@ -103,60 +131,12 @@ def mean_top(points: Points) -> float:
     return _STEP * float(np.exp(log_lambda - np.exp(log_lambda)) @ transform)
 
 
-def top_cdf(weights: ArrayLike, points: PoissonPoints) -> Array:
-    """Probability P(w₁ ≤ t) that the largest softmax weight is at most t, for `weights` t in (0, 1), scaling limit.
-
-    By Euler inversion (Abate and Whitt, 2006), with an absolute error of about 1e-7, and up to 5e-4 next to t = 1/2.
-
-    >>> theory.top_cdf([0.3, 0.6], theory.PoissonPoints(1.0, 2.0)).round(4).tolist()
-    [0.4117, 0.9602]
-    """
-    check_kind("points", points, PoissonPoints, "the scaling limit, theory.PoissonPoints(theta, a)")
-    t = as_array("weights", weights)
-    if t.size and not (t.min() > 0 and t.max() < 1):
-        raise InputError(f"weights reach from {t.min():g} to {t.max():g}; expected weights strictly between 0 and 1")
-    abscissae, coefficients = _euler(_ORDER)
-    transform = [[(_rotated_laplace(points, s / v) / s).real for s in abscissae] for v in (1 / t - 1).ravel()]
-    below = np.reshape(transform, (t.size, len(abscissae))) @ coefficients
-    return np.clip(1 - below.reshape(t.shape), 0, 1)
-
-
 def _grid(points: Points, largest: float) -> tuple[Array, Array, Array, Array]:
     """Quadrature over the nearest gap x: dΛ(x), Λ([0, x]) (rows,); and over u > x: e^{x−u}, dΛ(u) (rows, nodes)."""
     (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
     end = np.minimum(x + math.log(max(1.0, largest)) + negligible_beyond(points.a), points.edge)
     u, rest = points.between(np.minimum(x, end), end)
     return mass, points.cumulative(x), np.exp(x[:, None] - u), rest
-
-
-def _rotated_laplace(points: PoissonPoints, lam: complex) -> complex:
-    """Laplace transform of 1/w₁ − 1, w₁ the largest weight, at complex λ = |λ| e^{iφ}.
-
-    The path of integration climbs from the real axis by iφ, then runs parallel to the real axis.
-    """
-    (x,), (mass,) = points.between(np.zeros(1), points.reach([_MOST_KEYS]), _NEAREST_NODES)
-    size, angle = abs(lam), math.atan2(lam.imag, lam.real)
-    node, _, weight = tanh_sinh(_PATH_NODES)
-    climb = angle * node
-    length = math.log(max(1.0, size)) + negligible_beyond(points.a)
-    along = length * node
-    rising = -np.expm1(-lam * np.exp(-1j * climb)) * (1j * angle * weight)
-    level = -np.expm1(-size * np.exp(-along)) * (length * weight)
-    power = points.a - 1
-    inner = (x[:, None] + 1j * climb) ** power @ rising + (x[:, None] + 1j * angle + along) ** power @ level
-    expected = points.cumulative(x) + points.theta / math.gamma(points.a) * inner
-    return complex(mass @ points.void(expected))
-
-
-@lru_cache(maxsize=1)
-def _euler(order: int) -> tuple[NDArray[np.complex128], Array]:
-    """Abscissae s and coefficients of the inverse Laplace transform f(v) ≈ Σ coefficient · Re F(s/v)/v of F."""
-    k = np.arange(2 * order + 1)
-    taper = np.ones(2 * order + 1)
-    taper[0] = 0.5
-    taper[order + 1 :] = 1 - np.cumsum(special.comb(order, np.arange(order))) / 2**order
-    abscissae = np.asarray(order * math.log(10) / 3 + 1j * math.pi * k, dtype=np.complex128)
-    return abscissae, 10 ** (order / 3) * (-1.0) ** k * taper
 
 
 def _softened(z: Array, power: int) -> Array:
