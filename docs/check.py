@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from limitlens.estimate import Estimate
+from limitlens.published.catalogue import Number, catalogue
+from limitlens.report.text import cell
 
 ROOT = Path(__file__).parents[1]
 CELL = r"[+−]?\d\.\d{4} ± \d\.\d{4}"
@@ -75,6 +81,79 @@ def check_cache_tables() -> None:
     expect([number in quarter[i % 4 // 2] for i, number in enumerate(quoted)], [True] * 20, "the README's table")
 
 
+def claim_rows() -> list[str]:
+    """Rows of the table of docs/reproduction.md for every experiment saved in bench/results, in the order of files.
+
+    One row for each claim with a published number or bound: experiment, claim with its place, model and size of the
+    run, number, published value, verdict and command.
+    """
+    rows = []
+    for path in sorted((ROOT / "bench/results").glob("*.json")):
+        result = json.loads(path.read_text())
+        about = catalogue().get(result.get("name"))
+        if about is None:
+            continue
+        ran = replace(about, full={**about.full, **result["parameters"]})
+        setting, name = f"{ran.model}; {ran.size}", result["name"]
+        given = [f" --{key} {ran.full[key]}" for key in ("model", "corpus") if ran.full.get(key) != about.full.get(key)]
+        command = f"`limitlens reproduce {name}{''.join(given)}`"
+        for key, number in result["numbers"].items():
+            claim = about.claims[key]
+            value = Estimate.of(number["value"], number["stderr"])
+            published, verdict = claim.verdict(Number(value, number["published"]))
+            if published is None:
+                continue
+            test = "" if claim.test == "equal" else f"{claim.test} "
+            shown = (f"`{name}`", f"{claim.says} ({claim.where})", setting, cell(value), f"{test}{cell(published)}")
+            rows.append(f"| {' | '.join(part.replace('|', '&#124;') for part in (*shown, verdict, command))} |")
+            setting, command = "same", "same"
+    return rows
+
+
+def check_claims() -> None:
+    """The table of docs/reproduction.md names every experiment, and has the rows of saved results as they are."""
+    text = (ROOT / "docs/reproduction.md").read_text()
+    ((rows,),) = [found if isinstance(found, tuple) else (found,) for found in table(text, "experiment ")]
+    named = re.findall(r"^\| `([\w-]+)` ", rows, re.M)
+    expect(sorted(set(named)), sorted(catalogue()), "the table of all claims")
+    missing = [row for row in claim_rows() if row not in rows.splitlines()]
+    expect(missing, [], "docs/reproduction.md lacks rows that `python docs/check.py rows` prints: it")
+
+
+def layer_ranges(layers: list[int]) -> str:
+    """Layers as ranges, such as "0 to 3, 5"."""
+    starts = [n for n in layers if n - 1 not in layers]
+    ends = [n for n in layers if n + 1 not in layers]
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
+
+
+def tail_rows() -> list[str]:
+    """Rows of the table of tails in docs/theory.md, one for each model of bench/results/tails.json."""
+    rows = []
+    for name, model in json.loads((ROOT / "bench/results/tails.json").read_text())["models"].items():
+        layers = model["layers"]
+        of = {verdict: [one["layer"] for one in layers if one["verdict"] == verdict] for verdict in model["verdicts"]}
+        verdicts = "; ".join(f"{verdict}: {layer_ranges(of[verdict])}" for verdict in sorted(of))
+
+        def spread(field: str, form: str, layers: list[dict[str, Any]] = layers) -> str:
+            known = [one[field] for one in layers if one[field] is not None]
+            if not known:
+                return "none"
+            low, middle, high = (f"{number:{form}}" for number in (min(known), statistics.median(known), max(known)))
+            return f"{low}, {middle}, {high}".replace("-", "−")
+
+        numbers = [spread("variance_proxy", ".2f"), spread("pareto_shape", ".2f"), spread("coupling_median", ".3g")]
+        numbers += [spread(f"rate_proved_by_{of}", ".1g") for of in ("covariance", "proxy")]
+        rows.append(f"| `{name}` | {model['tokens']:,} | {verdicts} | {' | '.join(numbers)} |")
+    return rows
+
+
+def check_tail_table() -> None:
+    """The table of the tails of real layers in docs/theory.md."""
+    (rows,) = table((ROOT / "docs/theory.md").read_text(), r"model \| tokens \| verdict")
+    expect(rows.splitlines(), tail_rows(), "the table of tails in docs/theory.md")
+
+
 def check_test_names() -> None:
     """Every test that docs/theory.md names exists."""
     named = set(re.findall(r"`\w+::(test_\w+)`", (ROOT / "docs/theory.md").read_text()))
@@ -83,5 +162,10 @@ def check_test_names() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["rows"]:
+        print("\n".join(claim_rows()))
+        sys.exit()
     check_cache_tables()
+    check_claims()
+    check_tail_table()
     check_test_names()

@@ -17,10 +17,12 @@ from limitlens.cli import main
 from limitlens.estimate import UNKNOWN, Estimate
 from limitlens.experiments.reference import Reference, sampled_moments
 from limitlens.measures.sphere import limit_covariance
-from limitlens.models import LoadedModel
+from limitlens.models import Captured, LoadedModel
 from limitlens.published.catalogue import Claim, Number, catalogue
+from limitlens.published.laws import _keys, _moment_growth
 from limitlens.published.protocol import error_rows, moments, output, slopes
-from limitlens.published.reproduction import HOME
+from limitlens.published.reproduction import HOME, listing
+from limitlens.published.temperatures import _growth, _of_query
 from tiny_models import TINY, tiny_tokenizer
 
 PROTOCOL = {"sizes": "16:128:4", "replicates": 6, "reference": 400}
@@ -45,14 +47,20 @@ TINY_SIZES: dict[str, dict[str, Any]] = {
     "three-regimes": {"n": 1000, "thetas": [30, 1, 0.01], "replicates": 200},
     "backward-heat": {"layers": 5, "n": 300},
     "critical-log-n": {"correlations": [0.1, 0.5], "sizes": [64, 256], "dim": 256, "queries": 8},
+    "uniform-ball": {
+        "dim": 2, "heads": {}, "radii": "0.25,0.5,1,1.5", "scales": "0.5,1,1.5", "sizes": "100,400", "replicates": 6,
+        "queries": 32, "fit_from": 0.2,
+    },
+    "critical-scaling": {"sizes": "16,32,60", "documents": 5, "queries": 4},
 }  # fmt: skip
 
 
 def run(name: str, **options: Any) -> Any:
     sizes = dict(TINY_SIZES[name])
     if "model" in catalogue()[name].full:
-        sizes["model"] = LoadedModel("letters", TINY["bert"].model(), tiny_tokenizer(special=True))
-    return ll.reproduce(name, quick=True, **sizes, **options)
+        kind = "llama" if name == "critical-scaling" else "bert"
+        sizes["model"] = LoadedModel("letters", TINY[kind].model(), tiny_tokenizer(special=kind == "bert"))
+    return ll.reproduce(name, quick=True, **(sizes | options))
 
 
 @pytest.mark.parametrize("name", TINY_SIZES)
@@ -140,6 +148,64 @@ def test_an_interrupted_step_interrupts_the_experiment(monkeypatch: pytest.Monke
         run("gaussian-horizon")
 
 
+def test_an_interrupted_probe_still_gives_its_numbers_and_keeps_its_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    from dataclasses import replace
+
+    from limitlens.published import encoders
+
+    whole, kept = encoders.probe, ll.Checkpoint(tmp_path)
+
+    def stopped(*given: Any, checkpoint: Any, **options: Any) -> Any:
+        assert checkpoint is kept
+        return replace(whole(*given, **options), interrupted=True, warnings=("interrupted after a part",))
+
+    monkeypatch.setattr(encoders, "probe", stopped)
+    found = run("bert-layers", checkpoint=kept)
+    assert found.interrupted
+    assert "interrupted after a part" in found.warnings
+    assert found.numbers["mean_rank_layers"].value.known
+
+
+def test_a_layer_whose_outputs_come_from_one_head_has_the_rates_of_this_head(tmp_path: Any) -> None:
+    model = TINY["bert"].model()
+    for layer in model.encoder.layer:
+        layer.attention.self.value.weight[8:16] *= 1e4  # of head 1
+        layer.attention.self.value.bias[8:16] *= 1e4
+    loaded = LoadedModel("letters", model, tiny_tokenizer(special=True))
+    found = ll.reproduce("bert-layers", quick=True, **{**TINY_SIZES["bert-layers"], "model": loaded})
+    rows = {(row["layer"], row["head"]): row for row in found.details}
+    assert len(rows) == 3 * (4 + 1)
+    for layer in range(3):
+        whole, head = rows[layer, None], rows[layer, 1]
+        for name in ("rate_mean", "rate_covariance", "rate_mean_low", "rate_covariance_stderr"):
+            assert whole[name] == (head[name] and pytest.approx(head[name], rel=1e-4))
+        assert whole["horizon"] == max(rows[layer, one]["horizon"] for one in range(4))
+    fitted = [row for row in rows.values() if row["rate_mean"] is not None]
+    assert len(fitted) > 5
+    assert all(row["rate_mean_low"] < row["rate_mean"] < row["rate_mean_high"] for row in fitted)
+    again = ll.load(found.save(tmp_path / "run"))
+    assert again.details == found.details
+
+
+def test_resuming_an_experiment_without_checkpoints_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", "hardmax-log", "--resume", "--out", "x"])
+    assert stop.value.code == 2
+    assert "'hardmax-log' keeps no checkpoint; expected --resume or --checkpoint-every with" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", "bert-layers", "--tokens", "0.5"])
+    assert stop.value.code == 2
+    assert "--tokens is 0.5; expected a whole number" in capsys.readouterr().err
+
+
+def test_an_encoder_with_a_position_bias_is_refused_where_windows_are_compared_with_random_keys() -> None:
+    model = LoadedModel("mpnet", TINY["mpnet"].model(), tiny_tokenizer(special=True))
+    with pytest.raises(ll.InputError, match="mpnet adds a relative position bias to its scores, which keys of other"):
+        ll.reproduce("window-random", quick=True, **{**TINY_SIZES["window-random"], "model": model})
+
+
 def test_downstream_without_documents_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["reproduce", "downstream", "--quick"])
@@ -152,6 +218,93 @@ def test_the_list_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> N
         main(["reproduce", "--list", "--json"])
     assert stop.value.code == 0
     assert set(json.loads(capsys.readouterr().out)) == set(catalogue())
+
+
+def test_the_list_names_model_and_size_of_every_experiment() -> None:
+    (table,) = listing().sections[0].blocks
+    for (name, *row), one in zip(table.rows, catalogue().values(), strict=True):
+        assert row[0] == one.model
+        assert any(str(number) in row[1] for number in one.full.values()), name
+        assert any(word in row[1] for word in ("sizes", "tokens", "documents", "test", "replicates", "layers")), name
+    assert catalogue()["uniform-ball"].model == "minilm, smollm2, random tokens"
+    assert catalogue()["bert-layers"].model == "minilm"
+    assert "tokens 1000000" in catalogue()["bert-layers"].size
+
+
+def test_constants_of_the_uniform_error_and_their_growth() -> None:
+    found = run("uniform-ball", sizes="400,1600", replicates=16, radii="0.01,0.25,0.5,1", fit_from=0)
+    gaussian, sphere = (
+        next(one for one in found.drawn if one.name == f"{law}, measured") for law in ("gaussian", "sphere")
+    )
+    # At R = 0 the error is that of the mean token: √n E|error| / √d is E|g|/√2 = √π/2, g standard normal in the plane.
+    assert gaussian.y[0] == pytest.approx(math.sqrt(math.pi) / 2, abs=3.5 * gaussian.stderr[0])
+    worst = next(one for one in found.drawn if one.name == "gaussian, worst query as n → ∞")
+    assert worst.y == pytest.approx([math.exp(R * R / 2) * math.sqrt(1 + R * R / 2) for R in worst.x])
+    assert gaussian.y[-1] > sphere.y[-1] > sphere.y[0]
+    assert found.numbers["gaussian_bound"].value.value < 1
+
+
+def test_growth_of_constants_that_are_known() -> None:
+    radii, n = np.array([0.5, 1, 2, 3]), np.array([100, 400, 1600])
+    degree, rate, gap = _moment_growth(radii[:, None] ** 2 * n**-0.3, radii, n)
+    assert degree == pytest.approx(2)
+    assert gap < -0.1
+    degree, rate, gap = _moment_growth(np.exp(1.5 * radii)[:, None] * n**-0.3, radii, n)
+    assert rate == pytest.approx(1.5)
+    assert gap > 0.1
+
+
+def test_keys_of_a_head_are_scaled_to_variance_one() -> None:
+    loaded = LoadedModel("letters", TINY["llama"].model(), tiny_tokenizer(special=False))
+    law = _keys(loaded, 1, 1, "stdlib-docs", 320, 32)
+    assert law.tokens.shape == (10 * 31, 8)  # without the first token of each window
+    assert np.linalg.eigvalsh(np.cov(law.tokens.T))[-1] == pytest.approx(1)
+    with pytest.raises(ll.InputError, match="letters has no head 9 in layer 1; expected both counted from 0"):
+        _keys(loaded, 1, 9, "stdlib-docs", 320, 32)
+
+
+@pytest.mark.parametrize(("gamma", "power"), [(1.0, 0.0), (0.0, 0.2)])
+def test_laws_of_growth_that_are_known(gamma: float, power: float) -> None:
+    rng, n = np.random.default_rng(0), np.array([512, 1024, 2048, 4096, 8192])
+    logs = gamma * np.log(np.log(n)) + power * np.log(n) + 0.01 * rng.standard_normal((10, 200, 5))
+    logs += rng.standard_normal((10, 200, 1))  # levels of documents and heads
+    found = _growth(logs, n)
+    if gamma:
+        assert found["log_exponent"] == pytest.approx(gamma, abs=0.01)
+        assert found["share_one"] == pytest.approx(0.95, abs=0.05)
+        assert found["share_two"] < 0.05
+        assert found["prefer_one"] > found["prefer_half"] + found["prefer_two"]
+        assert abs(found["curvature_log"]) < 0.1 * abs(found["curvature_power"])
+    else:
+        assert found["power_exponent"] == pytest.approx(power, abs=0.001)
+        assert found["explained_power"] > 0.98
+        assert abs(found["curvature_power"]) < 0.1 * abs(found["curvature_log"])
+    assert found["spread"] < 0.05
+    logs += np.linspace(-1, 1, 200)[:, None] * np.log(np.log(n))
+    assert _growth(logs, n)["spread"] == pytest.approx(2 / math.sqrt(12), rel=0.02)
+
+
+def test_the_critical_factor_of_a_query_by_hand() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(1, 4, 40, 8, generator=generator), torch.randn(1, 2, 40, 8, generator=generator)
+    call = Captured(0, query, key, key, scale=0.5, causal=True)
+    found = _of_query(call, 30)
+    for head in range(4):
+        scores = 0.5 * key[0, head // 2, :31].double() @ query[0, head, 30].double()
+        for row, some in zip(found, (scores, scores[1:]), strict=True):
+            weights = torch.softmax(row[head] * some, 0)
+            assert float(weights.max()) == pytest.approx(0.2, abs=1e-4)
+
+
+def test_critical_scaling_refuses_an_encoder_and_short_documents(tmp_path: Any) -> None:
+    encoder = LoadedModel("letters", TINY["bert"].model(), tiny_tokenizer(special=True))
+    with pytest.raises(ll.InputError, match="letters is an encoder, whose context does not grow; give a decoder"):
+        ll.reproduce("critical-scaling", model=encoder)
+    (tmp_path / "few.txt").write_text("a few words of text " * 5)
+    with pytest.raises(ll.InputError, match="holds 1 documents of 60 tokens; expected at least 4"):
+        run("critical-scaling", corpus=str(tmp_path / "few.txt"))
+    with pytest.raises(ll.InputError, match="expected at least three context lengths"):
+        ll.reproduce("critical-scaling", sizes="512,1024")
 
 
 def test_a_quick_run_from_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

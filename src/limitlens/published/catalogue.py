@@ -12,6 +12,11 @@ from limitlens.errors import InputError
 from limitlens.estimate import UNKNOWN, Estimate
 from limitlens.record import from_json
 
+# Parameters that make up the size of an experiment, in the order in which they are shown.
+SIZES = (
+    "corpus", "dim", "dims", "tokens", "documents", "test", "train", "window", "windows", "n", "beta", "sizes",
+    "law_sizes", "key_sizes", "keys", "halves", "layers", "replicates", "law_replicates", "draws", "queries",
+)  # fmt: skip
 AGREE_STDERRS = 3.0  # standard errors within which two numbers agree, since a page compares several pairs
 
 
@@ -70,6 +75,16 @@ class Experiment:
     deviations: tuple[str, ...]  # intentional differences from the publication
     figure: Mapping[str, Any]
     claims: Mapping[str, Claim]
+
+    @property
+    def model(self) -> str:
+        """Model that the experiment runs on here, or that its tokens are random."""
+        return str(self.full.get("model") or ", ".join([*self.full.get("heads", ()), "random tokens"]))
+
+    @property
+    def size(self) -> str:
+        """Size of the experiment here: text, numbers of tokens, documents, replicates and queries."""
+        return ", ".join(f"{name} {self.full[name]}" for name in SIZES if self.full.get(name) is not None)
 
 
 @cache

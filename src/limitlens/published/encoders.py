@@ -1,6 +1,8 @@
 """Published experiments on the attention heads of a text encoder such as BERT."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from limitlens.interventions.downstream import downstream as classify
 from limitlens.models import Captured, LoadedModel, Windows, capture, projector
 from limitlens.models.windows import open_windows
 from limitlens.probing.probe import probe
+from limitlens.probing.result import ProbeRun
 from limitlens.published.catalogue import Number
 from limitlens.published.protocol import MOMENTS, Projected, error_rows, moments, slopes
 from limitlens.published.reproduction import Work
@@ -31,10 +34,14 @@ def bert_layers(
 ) -> None:  # fmt: skip
     """Measure how fast mean and covariance of each head's outputs converge, against its horizon (score strength)."""
     loaded, windows = _open(model, corpus, tokens, options["window"])
-    run = work.whole(probe(loaded, corpus, windows.tokens, seed=work.seed, progress=work.progress, **options))
+    options |= {"seed": work.seed, "progress": work.progress, "checkpoint": work.checkpoint}
+    run = work.whole(probe(loaded, corpus, windows.tokens, **options), part=True)
     horizons = np.array([head.horizon for head in run.records])
     layers = _as_published(work, loaded, windows, **protocol) if work.as_published else None
     work.numbers["tokens"] = Number(Estimate(run.tokens))
+    work.details += _head_and_layer_rows(run)
+    whole = [row for row in work.details if row["head"] is None]
+    longest = np.array([row["horizon"] for row in whole])
     for place, name in enumerate(MOMENTS, 1):
         found, bars = _rates([head.moment_curves.get(name) for head in run.records])
         known = np.isfinite(found)
@@ -44,19 +51,60 @@ def bert_layers(
         work.numbers[f"{name}_known"] = Number(Estimate(known.sum()))
         work.numbers[f"{name}_rank"] = Number(_rank(horizons[known], found[known]), None, theirs)
         work.numbers[f"{name}_bound"] = Number(slow, CHANCE)
+        by_layer = np.array([[row[f"rate_{name}"], row[f"rate_{name}_stderr"]] for row in whole], float).T
+        clear = by_layer[1] < MAX_RATE_STDERR
+        work.numbers[f"{name}_rank_layers"] = Number(_rank(longest[clear], by_layer[0, clear]))
         for label, line in (("drawn", drawn), ("sharp", [rate_sharp(value) for value in horizons]), ("half", 0.5)):
             miss = np.abs(found - line)[known]
             work.numbers[f"{name}_{label}_miss"] = Number(paired_mean(miss) if len(miss) > 1 else UNKNOWN)
         work.draw(f"{name}, each head", horizons[known], found[known], bars[known])
+        work.draw(f"{name}, each layer", longest[clear], *by_layer[:, clear])
         if layers is not None:
             work.draw(f"{name}, each layer as published", layers[0], layers[place])
     if layers is not None:
-        ours = [max(head.horizon or 0 for head in run.records if head.layer == row) for row in range(len(layers[0]))]
-        work.numbers["horizon"] = Number(Estimate(np.median(ours)), None, Estimate(np.median(layers[0])))
+        work.numbers["horizon"] = Number(Estimate(np.median(longest)), None, Estimate(np.median(layers[0])))
         work.numbers["half_shift"] = Number(Estimate(0.0), None, Estimate(np.abs(layers[3]).mean()))
         work.numbers["slope_stderr"] = Number(Estimate(layers[4].mean()), None, Estimate(layers[5].mean()))
     fine = np.geomspace(horizons.min(), horizons.max() if layers is None else layers[0].max(), 60)
     work.draw("1/(2(1+H²)), drawn", fine, map(rate_drawn, fine), line=True)
+
+
+def _head_and_layer_rows(run: ProbeRun) -> list[dict[str, Any]]:
+    """Geometry and rates of every head of a run, and of every layer (`head` None), as rows of a table.
+
+    A layer's outputs are those of its heads side by side, so its squared error is the sum of theirs: of the mean
+    exactly, of the covariance for the blocks within heads. Its horizon and coupling are the largest of its heads.
+    """
+    rows: list[dict[str, Any]] = []
+    geometry = ("horizon", "horizon_one_sided", "coupling")
+    for layer, group in groupby(run.records, lambda head: head.layer):
+        heads = list(group)
+        outputs = run.states[f"layer{layer}.reference.output"].double()  # (heads, queries, v)
+        scales = {"mean": outputs.mean(1).norm(dim=-1), "covariance": _covariance_norm(outputs)}
+        parts = [({name: getattr(head, name) for name in geometry}, head.moment_curves, head.head) for head in heads]
+        largest = {name: max((own[name] or 0.0 for own, *_ in parts), default=0.0) for name in geometry}
+        curves = {}
+        for name, scale in scales.items():
+            shares = (scale**2 / (scale**2).sum()).tolist()
+            each = zip(shares, heads, strict=True)
+            summed = sum(share * head.moment_curves[name].error_moments for share, head in each)
+            curves[name] = replace(heads[0].moment_curves[name], error_moments=np.asarray(summed))
+        for own, found, head in (*parts, (largest, curves, None)):
+            row = {"layer": layer, "head": head, **own}
+            for name in MOMENTS:
+                rate = found[name].rate if name in found else None
+                low, high = (None, None) if rate is None else rate.interval
+                row |= {f"rate_{name}": rate and rate.slope, f"rate_{name}_stderr": rate and rate.stderr}
+                row |= {f"rate_{name}_low": low, f"rate_{name}_high": high}
+            rows.append(row)
+    return rows
+
+
+def _covariance_norm(outputs: torch.Tensor) -> torch.Tensor:
+    """Frobenius norms (heads,) of the covariances of outputs (heads, queries, v)."""
+    centred = outputs - outputs.mean(1, keepdim=True)
+    norms: torch.Tensor = torch.linalg.matrix_norm(centred.mT @ centred / centred.shape[1])
+    return norms
 
 
 def window_random(
@@ -75,7 +123,12 @@ def window_random(
     sizes = [2 * half + 1 + random for half in parse_sizes(halves)]
     rows = np.zeros((read.count // windows, 2, 2, len(sizes)))  # texts, key choices (window, random), moments, sizes
     for text in work.each(range(len(rows))):
-        calls = [_captured(loaded, read, text * windows + part) for part in range(windows)]
+        calls = [captured(loaded, read, text * windows + part) for part in range(windows)]
+        if calls[0][0].bias is not None:
+            given = (
+                f"{loaded.name} adds a relative position bias to its scores, which keys of other windows do not have"
+            )
+            raise InputError(f"{given}; expected another encoder, such as minilm")
         layers = [tuple(torch.cat(one, 1) for one in zip(*map(_projected, layer), strict=True))
                   for layer in zip(*calls, strict=True)]  # fmt: skip
         for parts in layers:
@@ -191,7 +244,8 @@ def _rank(a: Array, b: Array) -> Estimate:
     return Estimate(found, (1 - found**2) * 1.03 / np.sqrt(max(len(a) - 3, 1)))
 
 
-def _captured(loaded: LoadedModel, windows: Windows, index: int) -> list[Captured]:
+def captured(loaded: LoadedModel, windows: Windows, index: int) -> list[Captured]:
+    """Input of every attention layer of the model for one window of text."""
     found: list[Captured] = []
     with torch.no_grad(), capture(loaded.model, found.append, hidden=True) as run_until_last_attention:
         run_until_last_attention(torch.as_tensor(windows[index], dtype=torch.long)[None])
@@ -199,7 +253,10 @@ def _captured(loaded: LoadedModel, windows: Windows, index: int) -> list[Capture
 
 
 def _projected(call: Captured) -> Projected:
-    """Queries times the score scale, keys and values of one captured attention call, each (heads, n, k)."""
+    """Queries times the score scale, keys and values of one captured attention call, each (heads, n, k).
+
+    A relative position bias is left out: samples are of tokens without positions.
+    """
     groups = call.query.shape[1] // call.key.shape[1]
     return call.scale * call.query[0], *(part[0].repeat_interleave(groups, 0) for part in (call.key, call.value))
 
@@ -214,7 +271,7 @@ def _as_published(work: Work, loaded: LoadedModel, windows: Windows, sizes: str,
     generator = torch.Generator().manual_seed(work.seed)
     counts = parse_sizes(sizes)
     rows = []
-    for layer, call in enumerate(_captured(loaded, windows, 0)):
+    for layer, call in enumerate(captured(loaded, windows, 0)):
         weights = projector(loaded.model)(layer)[0]
         parts = _projected(call)
         assert weights is not None

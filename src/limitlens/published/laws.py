@@ -1,25 +1,39 @@
-"""Published experiments on random tokens: Gaussian tokens, tokens on a sphere, and argmax in place of softmax."""
+"""Published experiments on random tokens: Gaussian, on a sphere, keys of a model, and argmax in place of softmax."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from limitlens.attention.head import Head
-from limitlens.errors import Array
+from limitlens.errors import Array, InputError
 from limitlens.estimate import Estimate
 from limitlens.experiments.hardmax import hardmax
+from limitlens.experiments.reference import Reference
 from limitlens.experiments.study import study
 from limitlens.experiments.study_result import StudyResult
-from limitlens.measures import Gaussian, Sphere
+from limitlens.experiments.uniform import uniform_errors
+from limitlens.measures import Gaussian, Sample, Sphere
 from limitlens.measures.base import Measure
+from limitlens.models import LoadedModel
+from limitlens.models.windows import open_windows
 from limitlens.published.catalogue import Number
+from limitlens.published.encoders import captured
 from limitlens.published.protocol import MOMENTS, Projected, error_rows, moments, slopes
 from limitlens.published.reproduction import Work
-from limitlens.sampling.cells import parse_grid, parse_sizes
+from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
+from limitlens.statistics.documents import over_documents
+from limitlens.theory.bounds import uniform_supremum
+from limitlens.theory.clt import asymptotic_covariance
 from limitlens.theory.hardmax import hardmax_asymptotic, hardmax_finite
 from limitlens.theory.rates import rate_drawn, rate_drawn_coupling, rate_proved, rate_rms_output, rate_sharp
+
+TOLERANCE = 0.1  # C(R)/√n holds at a radius if the rate is as close to 1/2, but for two standard errors
+FEWEST = 4  # radii of a fit with two parameters
+FORMS: dict[str, Callable[[Array], Array]]  # ln C is linear in these functions of R
+FORMS = {"polynomial": np.log, "exponential": np.positive, "square": np.square}
 
 
 def gaussian_horizon(
@@ -105,6 +119,31 @@ def coupling_or_horizon(
     work.draw("1/(2(1+Ψ)), drawn", fine, map(rate_drawn_coupling, fine), line=True)
 
 
+def uniform_ball(
+    work: Work, *, dim: int, heads: Mapping[str, Sequence[int]], corpus: str, tokens: int, window: int, radii: str,
+    scales: str, sizes: str, key_sizes: str, replicates: int, queries: int, fit_from: float,
+) -> None:  # fmt: skip
+    """Measure the constant of the largest error over queries |x| ≤ R, and of the moments for tokens of size R.
+
+    Tokens are Gaussian, on a sphere, or the keys of a head of a model, and A = V = I. Their largest variance in any
+    direction is 1, so R is the largest standard deviation of the scores of a query.
+    """
+    laws: dict[str, Measure] = {"gaussian": Gaussian(np.zeros(dim), 1.0), "sphere": Sphere(dim, dim**0.5)}
+    laws |= {name: _keys(name, layer, head, corpus, tokens, window) for name, (layer, head) in heads.items()}
+    balls, supports = (np.array(parse_grid(given, "the radii")) for given in (radii, scales))
+    options: dict[str, Any] = {"replicates": replicates, "queries": queries, "seed": work.seed}
+    for name, law in work.each(list(laws.items())):
+        n, head, rows = parse_sizes(key_sizes if name in heads else sizes), Head(np.eye(law.dim)), []
+        _ball(work, name, law, balls, Cells(n[-2:]), replicates, fit_from)
+        for scale in supports:
+            errors = work.whole(study(law.scaled(scale), head, n, **options)).errors
+            rows.append([errors[moment].rows for moment in MOMENTS])
+        each = np.array(rows).transpose(1, 2, 0, 3)  # (moments, replicates, radii, sizes)
+        for moment, one in zip(MOMENTS, each, strict=True):
+            found = over_documents(partial(_moment_growth, radii=supports, n=np.array(n)), one)
+            work.record(f"{name}_{moment}_", ("polynomial", "exponential", "gap"), *found)
+
+
 def _projections(dim: int, seed: int) -> list[Array]:
     generator = np.random.default_rng(np.random.SeedSequence([seed, 0x9B]))
     return [generator.standard_normal((dim, dim)) for _ in range(3)]
@@ -156,3 +195,65 @@ def _as_published(work: Work, head: Head, variance: float, sizes: str, replicate
         (right, _), (own, theirs) = (slopes(counts, rows[place]) for rows in both)
         work.numbers[f"{name}_sampled"] = Number(right, None, own)
         work.numbers[f"{name}_stderr"] = Number(Estimate(own.stderr), None, Estimate(theirs.stderr))
+
+
+def _ball(work: Work, name: str, law: Measure, radii: Array, cells: Cells, replicates: int, fit_from: float) -> None:
+    """Measure and fit C(R) = √n E sup |error| / √tr Cov(X) over the radii at which the error falls like 1/√n."""
+    reference = Reference(law, Head(np.eye(law.dim)), cells.sizes[-1], work.seed)
+    work.warnings += [f"{name}: {one}" for one in reference.warnings]
+    n, variance = np.array(cells.sizes), np.trace(law.covariance)
+    size = np.sqrt(n / variance) / [reference.factor(one) for one in cells.sizes]
+    rows = np.stack([uniform_errors(reference, cells, range(replicates), R)[0] * size for R in radii], 1)
+    constants, bars = over_documents(lambda mean: mean[:, -1], rows)
+    rates, rate_bars = over_documents(lambda mean: 0.5 - np.diff(np.log(mean))[:, 0] / np.log(n[1] / n[0]), rows)
+    used = radii >= fit_from
+    used[used] = np.logical_and.accumulate((np.abs(rates - 0.5) <= TOLERANCE + 2 * rate_bars)[used])
+    work.draw(f"{name}, measured", radii, constants, bars)
+    axis = np.linalg.eigh(law.covariance)[1][:, -1]
+    both = np.stack((axis, -axis))[:, None] * radii[:, None]  # by symmetry the worst queries, but for keys
+    worst = np.trace(asymptotic_covariance(law, both), axis1=-2, axis2=-1).max(0)
+    predicted = np.maximum.accumulate(np.sqrt(worst / variance))
+    if not isinstance(law, Sample):
+        shown = predicted < 10 * constants.max()
+        work.draw(f"{name}, worst query as n → ∞", radii[shown], predicted[shown], line=True)
+    if used.sum() < FEWEST:
+        work.warnings.append(f"{name}: C(R)/√n holds at fewer than {FEWEST} radii; give more tokens or smaller radii")
+        return
+    work.numbers[f"{name}_range"] = Number(Estimate(radii[used][-1]))
+
+    def statistic(mean: Array) -> Array:
+        last = mean[used, -1]
+        slopes, misfits = np.transpose([_line(of, radii[used], last) for of in FORMS.values()])
+        return np.array([*slopes, min(misfits[1:]) - misfits[0], last[-1] / predicted[used][-1]])
+
+    work.record(f"{name}_", (*FORMS, "gap", "ratio"), *over_documents(statistic, rows))
+    if isinstance(law, Gaussian):
+        logs = [uniform_supremum(law.covariance, np.eye(law.dim), R).log_constant for R in radii[used]]
+        bound = np.exp(logs) / np.sqrt(variance)
+        work.draw(f"{name}, upper bound as n → ∞", radii[used], bound, line=True)
+        last = np.array([constants[used][-1], bars[used][-1]]) / bound[-1]
+        work.numbers[f"{name}_bound"] = Number(Estimate(*last), 1.0)
+
+
+def _line(of: Callable[[Array], Array], radii: Array, constants: Array) -> tuple[float, float]:
+    """Slope of the least-squares line of ln C over a function of R, and its root mean square residual."""
+    slope, offset = np.polyfit(of(radii), np.log(constants), 1)
+    return float(slope), float(np.sqrt(np.mean(np.square(np.log(constants) - slope * of(radii) - offset))))
+
+
+def _moment_growth(mean: Array, radii: Array, n: Array) -> Array:
+    """Growth with R of C' in error = C' n^−β, from errors (radii, sizes): degree, rate, difference of the misfits."""
+    _, constants = np.polyfit(np.log(n), np.log(np.maximum(mean, 1e-300)).T, 1)
+    (degree, polynomial), (rate, exponential), _ = (_line(of, radii, np.exp(constants)) for of in FORMS.values())
+    return np.array([degree, rate, polynomial - exponential])
+
+
+def _keys(model: str | LoadedModel, layer: int, head: int, corpus: str, tokens: int, window: int) -> Sample:
+    """Keys of one key/value head over windows of a text, without the first of each, of largest variance 1."""
+    loaded, windows = open_windows(model, corpus, tokens, window=window, special="auto", device="cpu")
+    calls = (captured(loaded, windows, index) for index in range(windows.count))
+    try:
+        keys = torch.cat([layers[layer].key[0, head, 1:] for layers in calls]).double().numpy()
+    except IndexError:
+        raise InputError(f"{loaded.name} has no head {head} in layer {layer}; expected both counted from 0") from None
+    return Sample(keys / np.sqrt(np.linalg.eigvalsh(np.cov(keys.T))[-1]))

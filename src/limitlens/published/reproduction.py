@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, TypeVar
 
 from limitlens.arrays import pd
 from limitlens.errors import InputError, Progress, check_seed
+from limitlens.estimate import Estimate
 from limitlens.published.catalogue import Claim, Number, catalogue, named
 from limitlens.report.text import cell, plural
 from limitlens.report.view import Axis, Colour, Figure, Guide, Section, Series, Table, Text, View, line, look, points
 from limitlens.results import Result
+from limitlens.sampling.checkpoint import Checkpoint
 
 LINES: tuple[Colour, ...] = ("grey", "ink", "sky")
 VERDICTS = ("agrees", "differs", "no")  # first words of the verdicts on claims
 T = TypeVar("T")
 # Names of the experiments that each module of `limitlens.published` runs.
 HOME = {
-    "laws": "gaussian-horizon sphere-d50 hardmax-log coupling-or-horizon",
+    "laws": "gaussian-horizon sphere-d50 hardmax-log coupling-or-horizon uniform-ball",
     "encoders": "bert-layers window-random horizon-ablation downstream",
-    "temperatures": "critical-weights three-regimes backward-heat critical-log-n",
+    "temperatures": "critical-weights three-regimes backward-heat critical-log-n critical-scaling",
 }
+RESUMABLE = ("bert-layers",)  # experiments that save their state as they run
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,12 @@ class Work:
     seed: int
     as_published: bool
     progress: Progress
+    checkpoint: Checkpoint | None = None  # where a resumable experiment saves its state
     numbers: dict[str, Number] = field(default_factory=dict)
+    details: list[dict[str, Any]] = field(default_factory=list)  # rows of a table of everything measured, if any
     drawn: list[Drawn] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    interrupted: bool = False
 
     def each(self, steps: Sequence[T]) -> Iterator[T]:
         """Iterate over the steps of the experiment, and report progress after each."""
@@ -61,12 +67,21 @@ class Work:
             yield step
             self.progress(done + 1, len(steps))
 
-    def whole(self, result: T) -> T:
-        """Return a step's result and collect its warnings; raise KeyboardInterrupt if the step was interrupted."""
-        if getattr(result, "interrupted", False):
+    def whole(self, result: T, part: bool = False) -> T:
+        """Return a step's result and collect its warnings; raise KeyboardInterrupt if it was interrupted.
+
+        With `part` the result of an interrupted step, which is valid for the tokens read so far, is returned too.
+        """
+        self.interrupted |= getattr(result, "interrupted", False)
+        if self.interrupted and not part:
             raise KeyboardInterrupt
         self.warnings += [one for one in getattr(result, "warnings", ()) if one not in self.warnings]
         return result
+
+    def record(self, prefix: str, names: Iterable[str], values: Any, stderrs: Any) -> None:
+        """Add numbers with standard errors, named `prefix` plus each name."""
+        for name, value, stderr in zip(names, values, stderrs, strict=True):
+            self.numbers[prefix + name] = Number(Estimate(float(value), float(stderr)))
 
     def draw(self, name: str, x: Any, y: Any, stderr: Any = None, line: bool = False) -> None:
         """Add points (x, y) with standard errors, or a line, to the experiment's figure."""
@@ -87,6 +102,8 @@ class Reproduction(Result):
     drawn: tuple[Drawn, ...]
     seconds: float
     warnings: tuple[str, ...] = ()
+    details: tuple[Mapping[str, Any], ...] = ()  # rows of a table of everything measured, if the experiment has one
+    interrupted: bool = False  # whether the experiment was stopped, and the numbers are from a part of the text
 
     @property
     def table(self) -> pd.DataFrame:
@@ -106,7 +123,8 @@ class Reproduction(Result):
             pd.DataFrame({"series": one.name, "x": one.x, "y": one.y, "stderr": one.stderr, "line": one.line})
             for one in self.drawn
         ]
-        return {self.file: self.table, "points": pd.concat([part.astype({"stderr": float}) for part in parts])}
+        found = {self.file: self.table, "points": pd.concat([part.astype({"stderr": float}) for part in parts])}
+        return found | ({"details": pd.DataFrame(self.details)} if self.details else {})
 
     def view(self) -> View:
         """HTML page: figure, table of our numbers and the published ones, and parameters."""
@@ -138,6 +156,12 @@ class Reproduction(Result):
             Section("Our numbers and the published ones", lead, [self._figure(about.figure), table]),
             Section("Parameters", compared, [Text(about.deviations, listed=True), parameters]),
         ]
+        if self.details:
+            rows = [list(row.values()) for row in self.details]
+            measured = Table(
+                "all that was measured", [name.replace("_", " ") for name in self.details[0]], rows, shown=12
+            )
+            sections.insert(1, Section("Everything measured", "Intervals are at 95%.", [measured]))
         subtitle = f"{about.source} · {'quick' if self.quick else 'full'} size · {self.seconds:,.0f} s"
         return View(about.title, subtitle, verdict, sections, warnings=self.warnings)
 
@@ -163,8 +187,8 @@ def _shown(value: Any) -> str:
 
 def listing() -> View:
     """Table of all published experiments that `limitlens reproduce` can run, as a page."""
-    rows = [(name, one.shows, one.source, one.minutes) for name, one in catalogue().items()]
-    table = Table("experiments", ("name", "shows", "paper", "minutes"), rows)
+    rows = [(name, one.model, one.size, one.shows, one.source, one.minutes) for name, one in catalogue().items()]
+    table = Table("experiments", ("name", "model", "size here", "shows", "paper", "minutes"), rows)
     usage = "limitlens reproduce NAME; --quick for a small run, --as-published for the published code's own definitions"
     verdict = (
         "Each name runs one published experiment with its parameters.",
@@ -177,13 +201,14 @@ def listing() -> View:
 
 def reproduce(
     name: str, quick: bool = False, *, as_published: bool = False, seed: int = 0,
-    progress: Progress = lambda done, total: None, **changes: Any,
+    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None, **changes: Any,
 ) -> Reproduction:  # fmt: skip
     """Run a published experiment again, and compare our numbers with the published ones, with a verdict on each claim.
 
     `quick` runs smaller sizes. `as_published` also computes the numbers by the definitions of the published code, where
     these differ from ours. `changes` replace parameters of the experiment by name, such as `replicates=50`, or
-    `corpus="wikipedia.txt"` for an experiment that reads a text.
+    `corpus="wikipedia.txt"` for an experiment that reads a text. With a `checkpoint` the experiments in `RESUMABLE`
+    are saved as they run, and resumed by the same call.
 
     >>> found = ll.reproduce("backward-heat", quick=True)
     >>> found.table["verdict"].tolist()[:2]
@@ -195,9 +220,10 @@ def reproduce(
     if (unknown := next((key for key in changes if key not in parameters), None)) is not None:
         raise InputError(f"{name!r} has no parameter {unknown!r}; expected one of {', '.join(parameters)}")
     parameters |= changes
-    started, work = time.perf_counter(), Work(seed, as_published, progress)
+    started, work = time.perf_counter(), Work(seed, as_published, progress, checkpoint)
     module = next(module for module, names in HOME.items() if name in names.split())
     getattr(import_module(f"limitlens.published.{module}"), name.replace("-", "_"))(work, **parameters)
     used = {**parameters, "seed": seed} | ({"model": str(model)} if (model := parameters.get("model")) else {})
-    found = (work.numbers, tuple(work.drawn), time.perf_counter() - started, tuple(work.warnings))
+    seconds = time.perf_counter() - started
+    found = (work.numbers, tuple(work.drawn), seconds, tuple(work.warnings), tuple(work.details), work.interrupted)
     return Reproduction(name, quick, as_published, used, *found)

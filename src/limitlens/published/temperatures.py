@@ -1,20 +1,35 @@
-"""Published experiments on attention at falling temperature: softmax weights of one query, and heat flow of tokens."""
+"""Published experiments on temperature: weights of one query, heat flow of tokens, critical factors of real heads."""
 
 import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
 
 import numpy as np
+import torch
 
+from limitlens.attention.kernels import choose_device
+from limitlens.attention.subset import scores_of
+from limitlens.errors import Array, InputError
 from limitlens.estimate import Estimate
 from limitlens.experiments.heat_flow import heat_flow
 from limitlens.experiments.scaling import scaling_limits
 from limitlens.experiments.weight_samples import Quantity, sample_ordered
+from limitlens.models import Captured, Corpus, LoadedModel, Windows, capture, load, open_corpus
 from limitlens.published.catalogue import Number
 from limitlens.published.reproduction import Work
-from limitlens.sampling.cells import parse_grid
+from limitlens.sampling.cells import parse_grid, parse_sizes
+from limitlens.statistics.critical_factor import critical_rows
+from limitlens.statistics.documents import jackknife, over_documents, p_value
 from limitlens.theory import KeyPoints, PoissonPoints, critical_beta, participation
 from limitlens.theory.scaling.heat import heat_growth
 from limitlens.theory.scaling.laws import uniform
 
+LOGARITHMIC = {"half": 0.5, "one": 1.0, "two": 2.0}  # exponents γ of the laws (ln n)^γ that are compared
+LEVEL = 0.05  # a law is rejected for a head if its p-value is below this
+FEWEST = 4  # documents: errors come from their scatter, also with one left out
+NEAR = 16  # queries of the context length n have at least n (1 − 1/16) keys
 RANKS = np.array([1, 2, 3, 4, 6, 8, 11, 16, 22, 32])
 
 
@@ -91,5 +106,116 @@ def critical_log_n(
     work.numbers |= {key: Number(Estimate(*one)) for key, one in {**last, "transition_few": found[:, 0, 0]}.items()}
 
 
+def critical_scaling(
+    work: Work, *, model: str | LoadedModel, corpus: str, sizes: str, documents: int, queries: int
+) -> None:  # fmt: skip
+    """Fit laws of growth to the critical factor of each head, over context lengths within long documents.
+
+    The critical factor of a query, the factor on its scores that makes its largest softmax weight 1/5, is computed over
+    all keys that it sees, with and without the first token. A head's factor at a length is the median over queries.
+    """
+    lengths = parse_sizes(sizes)
+    if len(lengths) < 3 or lengths[0] < NEAR:
+        raise InputError(f"the sizes are {sizes!r}; expected at least three context lengths of {NEAR} tokens or more")
+    loaded = load(model, device=choose_device("auto")) if isinstance(model, str) else model
+    if not loaded.causal:
+        raise InputError(f"{loaded.name} is an encoder, whose context does not grow; give a decoder such as smollm2")
+    windows = _long_documents(loaded, corpus, documents, lengths[-1])
+    work.warnings += windows[0].warnings
+    logs = np.log([_factors(loaded, one, lengths, queries) for one in work.each(windows)])
+    heads = np.isfinite(logs).all((0, 1, 3))
+    work.numbers |= {"documents": Number(Estimate(len(windows))), "heads": Number(Estimate(heads.sum()))}
+    for way, (prefix, label) in enumerate((("", "all keys"), ("other_", "without the first token"))):
+        rows = logs[:, way, heads]
+        found = _growth(rows, lengths)
+        parts = [list(_growth(np.delete(rows, place, 0), lengths).values()) for place in range(len(rows))]
+        work.record(prefix, found, found.values(), jackknife(np.array(parts), 0))
+        gain = np.exp(rows - rows[..., :1])
+        work.draw(f"median head, {label}", lengths, *over_documents(lambda mean: np.median(mean, 0), gain))
+        for share in (10, 90) if way == 0 else ():
+            work.draw(f"{share}% of heads below, {label}", lengths, np.percentile(gain.mean(0), share, 0))
+    fine = np.geomspace(lengths[0], lengths[-1], 40)
+    for law, power in zip(("(ln n)^½", "ln n", "(ln n)²"), LOGARITHMIC.values(), strict=True):
+        work.draw(law, fine, (np.log(fine) / np.log(fine[0])) ** power, line=True)
+
+
 def _number(found: Quantity) -> Number:
     return Number(found.measured if found.measured.stderr > 0 else Estimate(found.measured.value), found.predicted)
+
+
+def _long_documents(loaded: LoadedModel, corpus: str, count: int, length: int) -> list[Windows]:
+    """The first `length` tokens of each of up to `count` documents of a corpus that are as long."""
+    texts = open_corpus(corpus).documents()
+    each = (Corpus(corpus, partial(iter, [text])) for text in texts)
+    read = (Windows(loaded, one, length=length, tokens=length, fewer=True) for one in each)
+    found = list(islice((one for one in read if one.count), count))
+    if len(found) < FEWEST:
+        given = f"the corpus {corpus!r} holds {len(found)} documents of {length:,} tokens"
+        raise InputError(f"{given}; expected at least {FEWEST}, so give longer documents or shorter lengths")
+    return found
+
+
+def _factors(loaded: LoadedModel, window: Windows, lengths: Sequence[int], queries: int) -> Array:
+    """Critical factors (2, heads, lengths) of one document, medians over queries: all keys, without the first."""
+    layers: list[Array] = []
+
+    def take(call: Captured) -> None:
+        if call.slides(lengths[-1]):  # its context does not grow
+            return
+        places = [np.linspace(n - n // NEAR, n - 1, queries).astype(int) for n in lengths]
+        rows = [[_of_query(call, int(place)) for place in some] for some in places]  # (lengths, queries, 2, heads)
+        layers.append(np.median(rows, 1).transpose(1, 2, 0))
+
+    with torch.no_grad(), capture(loaded.model, take) as run_until_last_attention:
+        run_until_last_attention(torch.as_tensor(window[0], dtype=torch.long, device=loaded.model.device)[None])
+    if not layers:
+        raise InputError(f"{loaded.name} has sliding windows in all layers; give a model with full attention")
+    return np.concatenate(layers, 1)
+
+
+def _of_query(call: Captured, place: int) -> Array:
+    """Critical factors (2, heads) of the query at a position: over all keys up to it, and without the first key."""
+    key = call.key[0, :, : place + 1]
+    query = call.scale * call.query[0, :, place].reshape(len(key), -1, key.shape[-1])
+    scores = scores_of(query, key, call.softcap).reshape(-1, place + 1)
+    if call.bias is not None:
+        scores = scores + call.bias.expand(*call.bias.shape[:2], call.query.shape[2], -1)[0, :, place, : place + 1]
+    rows = scores.double().cpu().numpy()
+    return np.stack([critical_rows(part, [part.shape[1]])[0] for part in (rows, rows[:, 1:])])
+
+
+def _growth(logs: Array, lengths: Sequence[int]) -> dict[str, Any]:
+    """Growth of log factors (documents, heads, lengths), and how well each law predicts documents it was not fitted to.
+
+    Exponents are slopes of least-squares lines. A law explains the share 1 − loss/(loss of no growth) of the growth,
+    where the loss is the mean squared error about a document's mean, with exponents fitted to the other documents.
+    """
+    x, z = (at - at.mean() for at in (np.log(lengths), np.log(np.log(lengths))))
+    bend = x**2 - np.mean(x**2) - x * (x**3).sum() / (x @ x)  # orthogonal to every line in ln n
+    slopes = logs @ z / (z @ z)
+    mean, stderr = slopes.mean(0), slopes.std(0, ddof=1) / np.sqrt(len(slopes))
+    bends = logs.mean((0, 1)) @ bend / (bend @ bend)
+    level = logs - logs.mean(-1, keepdims=True)
+    each = (level @ of / (of @ of) for of in (x, z))  # exponents (documents, heads)
+    power, logarithmic = ((one.sum(0) - one) / (len(one) - 1) for one in each)  # those of all other documents
+    laws = {name: gamma * z for name, gamma in LOGARITHMIC.items()}
+    laws |= {"power": power[..., None] * x, "log": logarithmic[..., None] * z}
+    laws["shared"] = power.mean(1)[:, None, None] * x
+    losses = {name: np.square(level - law).mean(-1) for name, law in laws.items()}  # (documents, heads)
+    found = {
+        "log_exponent": np.median(mean),
+        "power_exponent": np.median(logs.mean(0) @ x / (x @ x)),
+        "spread": np.sqrt(max(mean.var(ddof=1) - np.square(stderr).mean(), 0.0)),
+        "curvature_power": bends,
+        "curvature_log": bends - mean.mean() * (z @ bend) / (bend @ bend),
+    }
+    found |= {f"explained_{name}": 1 - loss.mean() / np.square(level).mean() for name, loss in losses.items()}
+    for name, gamma in LOGARITHMIC.items():
+        pairs = zip(mean - gamma, stderr, strict=True)
+        found[f"share_{name}"] = np.mean([p_value(gap, bar, len(logs) - 1) > LEVEL for gap, bar in pairs])
+    rivals = [*LOGARITHMIC, "power"]
+    for name in rivals:
+        behind = np.stack([losses[other] - losses[name] for other in rivals if other != name])
+        clear = behind.mean(1) > 2 * behind.std(1, ddof=1) / np.sqrt(len(logs))
+        found[f"prefer_{name}"] = clear.all(0).mean()
+    return found
