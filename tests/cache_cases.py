@@ -43,6 +43,14 @@ def text() -> str:
 
 
 @cache
+def prompt() -> str:
+    """The beginning of the text in a file of its own, short enough for the positions of the model."""
+    path = Path(text()).with_name("prompt.txt")
+    path.write_text(Path(text()).read_text()[:100])
+    return str(path)
+
+
+@cache
 def measured() -> Any:
     """What every plan is made of: error curves and Fisher costs."""
     windows = cut_windows(language_model(), text(), "auto", CONTEXT)

@@ -137,6 +137,7 @@ class KeyCase:
     needs_past: bool = False
     sampled: bool = False
     unbiased: bool = False
+    needs_repeat: bool = False
 
 
 KEY_CASES = {
@@ -148,6 +149,7 @@ KEY_CASES = {
     "snapkv": KeyCase(needs_past=True),
     "expected": KeyCase(needs_past=True),
     "priority": KeyCase(needs_past=True, sampled=True, unbiased=True),
+    "reconstruction": KeyCase(needs_repeat=True),
     "oracle_topk": KeyCase(sees_queries=True),
     "bigbird": KeyCase(ordered=True, sampled=True),
     "strided": KeyCase(ordered=True),

@@ -61,6 +61,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "plan": ("plan", "{model}", "--corpus", "{text}", "--error", "0.5", "--context", "64"),
     "cache": ("plan", "{model}", "--corpus", "{text}", "--policy", "recent", "--total", "0.5", "--context", "64"),
     "trial": ("trial", "{cache}", "--documents", "2"),
+    "generate": ("generate", "{model}", "--plan", "{cache}", "--prompt", "{prompt}", "--max-new-tokens", "2"),
     "temper": ("temper", "{model}", "--to", "64", "--trained", "32", "--text", "{text}", "--steps", "1",
                "--documents", "2"),
     "depth": ("depth", "{model}", "--corpus", "{text}", "--keys", "4,8", "--documents", "2", "--window", "16"),
@@ -120,6 +121,8 @@ class Ground:
         rows = [f"{'xyz'[i % 2] * 40}\t{i % 2}" for i in range(16)]
         (folder / "labelled.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
         self.names["labelled"] = str(folder / "labelled.tsv")
+        (folder / "prompt.txt").write_text("abc " * 8)
+        self.names["prompt"] = str(folder / "prompt.txt")
         with contextlib.redirect_stderr(io.StringIO()):  # it draws a bar
             language_model().model.save_pretrained(folder / "model")
         language_model().tokenizer.save_pretrained(folder / "model")

@@ -69,7 +69,7 @@ def given(name: str) -> dict[str, Any]:
         return {"model": temper_cases.decoder(steps=0), "text": temper_cases.text()}
     if name == "ll.downstream":
         return {"model": downstream_cases.encoder(), "data": downstream_cases.data()}
-    return {"model": cache_cases.language_model(), "text": cache_cases.text()}
+    return {"model": cache_cases.language_model(), "text": cache_cases.text(), "prompt": cache_cases.prompt()}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -4,10 +4,14 @@ from limitlens.attention.head import Head as Head
 from limitlens.attention.head import designed_head as designed_head
 from limitlens.attention.head import limit as limit
 from limitlens.attention.state import State as State
+from limitlens.cache.compression import apply as apply
+from limitlens.cache.generate import generate as generate
 from limitlens.cache.plan import Plan as Plan
 from limitlens.cache.plan import plan as plan
-from limitlens.cache.trial import Trial as Trial
+from limitlens.cache.tasks import Prompt as Prompt
+from limitlens.cache.tasks import tasks as tasks
 from limitlens.cache.trial import trial as trial
+from limitlens.cache.trial_result import Trial as Trial
 from limitlens.comparison import compare as compare
 from limitlens.errors import InputError as InputError
 from limitlens.experiments.hardmax import hardmax as hardmax

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from cases import KEY_CASES, KeyCase
 from limitlens.attention.policies import PATTERNS, KeyPolicy, PolicyInput, Selection, get_policy, keep
 from limitlens.attention.policies import POLICIES as CACHED
-from limitlens.attention.policies.expected import LAW, Expected
+from limitlens.attention.policies.expected import FUTURE, LAW, Expected, future_queries
 from limitlens.attention.policies.snapkv import SMOOTH
 from limitlens.attention.policies.streaming import SINKS
 from limitlens.errors import InputError
@@ -33,7 +34,8 @@ def sight(held: int = 0, past: int = LENGTH, length: int = LENGTH) -> PolicyInpu
     key, value, query = (torch.randn(2, 3, count, DIM, generator=generator(count)) for count in (length, length + 1, 3))
     asked = torch.randn(2, 3, 2, past, DIM, generator=generator(7))
     seen = (distance >= 0) & (distance < 16)
-    return PolicyInput(key, value[:, :, 1:], query @ key.mT, seen, position, held, asked)
+    again = torch.rand(2, 3, length, generator=generator(9))
+    return PolicyInput(key, value[:, :, 1:], query @ key.mT, seen, position, held, asked, repeat_attention=again)
 
 
 def kept(choice: KeyPolicy, given: PolicyInput, counts: torch.Tensor | int, seed: int = 0) -> torch.Tensor:
@@ -60,8 +62,9 @@ def test_policies_that_a_pooled_law_lacks_are_refused(name: str) -> None:
     """Pooled tokens have keys and values alone: no order, no scores, no earlier queries."""
     choice, whole = POLICIES[name], sight()
     pooled = PolicyInput(whole.key, whole.value)
-    needed = choice.ordered or choice.sees_queries or choice.needs_past
-    told = f"(pooled tokens have no order|no scores were given|no earlier queries were given).*'{name}'"
+    needed = choice.ordered or choice.sees_queries or choice.needs_past or choice.needs_repeat
+    missing = "pooled tokens have no order|no scores were given|no earlier queries were given|no attention weights"
+    told = f"({missing}).*'{name}'"
     with pytest.raises(InputError, match=told) if needed else nullcontext():
         choice.select(pooled, 4, 1, generator(0))
 
@@ -71,7 +74,9 @@ def test_a_policy_keeps_the_keys_of_its_case(name: str) -> None:
     choice, case = POLICIES[name], KEY_CASES[name]
     assert choice.name == name
     assert choice.label
-    found = KeyCase(choice.sees_queries, choice.ordered, choice.needs_past, choice.sampled, choice.unbiased)
+    found = KeyCase(
+        choice.sees_queries, choice.ordered, choice.needs_past, choice.sampled, choice.unbiased, choice.needs_repeat
+    )
     assert found == case
 
 
@@ -114,10 +119,13 @@ def test_only_what_looks_at_queries_changes_with_them(name: str) -> None:
     given, choice = sight(), POLICIES[name]
     assert given.scores is not None
     assert given.past is not None
-    other = PolicyInput(given.key, given.value, -given.scores, given.seen, given.position, 0, given.past)
+    other = replace(given, scores=-given.scores)
     assert torch.equal(kept(choice, given, 5), kept(choice, other, 5)) is not choice.sees_queries
-    other = PolicyInput(given.key, given.value, given.scores, given.seen, given.position, 0, -given.past)
+    other = replace(given, past=-given.past)
     assert torch.equal(kept(choice, given, 5), kept(choice, other, 5)) is not choice.needs_past
+    assert given.repeat_attention is not None
+    other = replace(given, repeat_attention=-given.repeat_attention)
+    assert torch.equal(kept(choice, given, 5), kept(choice, other, 5)) is not choice.needs_repeat
 
 
 @every
@@ -125,9 +133,10 @@ def test_missing_inputs_of_a_policy_are_refused(name: str) -> None:
     given, choice = sight(), POLICIES[name]
     missing = []
     for without, what in (
-        (PolicyInput(given.key, given.value, None, None, given.position, 0, given.past), "scores"),
-        (PolicyInput(given.key, given.value, given.scores, None, None, 0, given.past), "order"),
-        (PolicyInput(given.key, given.value, given.scores, None, given.position), "earlier queries"),
+        (replace(given, scores=None, seen=None), "scores"),
+        (replace(given, position=None, seen=None), "order"),
+        (replace(given, past=None, seen=None), "earlier queries"),
+        (replace(given, repeat_attention=None, seen=None), "repeated context"),
     ):
         try:
             found = choice.select(without, 5, DRAWS, generator()).mask
@@ -135,7 +144,9 @@ def test_missing_inputs_of_a_policy_are_refused(name: str) -> None:
         except InputError as error:
             missing += [what] if what in str(error) else [str(error)]
     case = KEY_CASES[name]
-    assert missing == ["scores"] * case.sees_queries + ["order"] * case.ordered + ["earlier queries"] * case.needs_past
+    needed = (case.sees_queries, case.ordered, case.needs_past, case.needs_repeat)
+    named = ("scores", "order", "earlier queries", "repeated context")
+    assert missing == [name for name, need in zip(named, needed, strict=True) if need]
 
 
 @pytest.mark.parametrize("name", [name for name, case in KEY_CASES.items() if case.unbiased])
@@ -319,3 +330,30 @@ def test_keep_takes_the_highest_priorities() -> None:
     priority = torch.tensor([[3.0, 1.0, 2.0, 5.0]])
     assert keep(priority, 2).tolist() == [[True, False, False, True]]
     assert keep(priority, 2, torch.tensor([True, True, True, False])).tolist() == [[True, False, True, False]]
+
+
+def test_future_queries_are_rotated_to_the_mean_of_the_next_positions() -> None:
+    """Against the rotation matrices of each position, with dimensions that are not rotated beside the pairs."""
+    theta, context, asked = torch.tensor([0.9, 0.05]), 30, 3
+    query = torch.randn(2, asked, 5, generator=generator(6))
+
+    def rotation(position: int) -> torch.Tensor:
+        matrix = torch.eye(5, dtype=torch.float64)
+        for pair, angle in enumerate((theta.double() * position).tolist()):
+            rows = [pair, pair + 2]
+            matrix[pair, rows] = torch.tensor([math.cos(angle), -math.sin(angle)], dtype=torch.float64)
+            matrix[pair + 2, rows] = torch.tensor([math.sin(angle), math.cos(angle)], dtype=torch.float64)
+        return matrix
+
+    mean = torch.stack([rotation(t) for t in range(context, context + FUTURE)]).mean(0)
+    found = future_queries(query, theta, context)
+    for row in range(asked):
+        expected = query[:, row].double() @ rotation(context - asked + row) @ mean.T  # rotate back, then forward
+        torch.testing.assert_close(found[:, row].double(), expected, atol=1e-5, rtol=1e-5)
+    key = torch.randn(1, 9, 4, generator=generator(7))
+    past = torch.randn(1, 1, 9, 4, generator=generator(8))
+    plain, rotated = (
+        POLICIES["expected"].priority(PolicyInput(key, key, past=past, frequencies=given), 1, generator())
+        for given in (None, theta)
+    )
+    assert not torch.allclose(plain, rotated)

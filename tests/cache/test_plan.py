@@ -16,12 +16,11 @@ import transformers
 import limitlens as ll
 from cache_cases import CONTEXT, language_model, measured, planned, text
 from limitlens.attention.policies import POLICIES
-from limitlens.cache import budgets, cut, trial
-from limitlens.cache.budgets import BEST, fisher_costs
+from limitlens.cache import budgets, cut, reading
+from limitlens.cache.budgets import BEST, FULL, fisher_costs
 from limitlens.cache.cut import BEHIND, QUERIES, cut_windows, keys_below, measure_cut, window_order
 from limitlens.cache.layers import LayerCache
 from limitlens.cache.plan import Plan, Total, make_plan
-from limitlens.cache.trial import FULL
 from limitlens.cli import main
 from limitlens.cli.common import share_or_size
 from limitlens.errors import InputError
@@ -158,18 +157,18 @@ def test_ctrl_c_within_a_window_stops_at_once_and_keeps_whole_windows(
 
 
 def test_ctrl_c_within_a_document_of_a_trial_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings, intervene = 0, trial.intervene
+    readings, intervene = 0, reading.intervene
 
     def interrupting(*given: Any, **known: Any) -> Any:
         nonlocal readings
         readings += 1
-        if readings == 2 * 29 + 5:  # in the third document
+        if readings == 2 * 35 + 5:  # in the third document
             signal.raise_signal(signal.SIGINT)
         return intervene(*given, **known)
 
-    monkeypatch.setattr(trial, "intervene", interrupting)
+    monkeypatch.setattr(reading, "intervene", interrupting)
     found = ll.trial(planned(), documents=4, model=language_model(), corpus=text())
-    assert readings == 2 * 29 + 5
+    assert readings == 2 * 35 + 5
     assert (found.interrupted, found.documents) == (True, 2)
 
 
@@ -188,7 +187,7 @@ def test_a_plan_keeps_its_total_and_takes_no_oracle() -> None:
     assert [total.policy for total in made.totals] == [BEST, *POLICIES]
     assert [total.oracle for total in made.totals] == [False, *(policy.sees_queries for policy in POLICIES.values())]
     for allocations in made.allocations.values():
-        assert list(allocations) == list(budgets.ALLOCATIONS)
+        assert [name for name in allocations if name != "duo"] == list(budgets.ALLOCATIONS)
         for keys in allocations.values():
             assert 0.9 * made.total.entries <= np.sum(keys) <= made.total.entries
     frame = made.table
@@ -379,14 +378,15 @@ def test_a_trial_compares_rows_of_one_size() -> None:
     full, *cut = tried.rows
     assert {(row.policy, row.allocation) for row in cut} == {
         *((name, allocation) for name in POLICIES for allocation in budgets.ALLOCATIONS),
-        (BEST, "uniform"), (BEST, "plan"),
+        (BEST, "uniform"), (BEST, "plan"), ("kvzip", "prompt"), ("adakv", "prompt"), ("duo", "duo"),
     }  # fmt: skip
     assert (full.policy, full.share, full.kl, full.agreement, full.nll_increase) == (FULL, 1, 0, 1, 0)
     assert full.bytes == made.total.entries_without_plan * 64
     assert all(row.kl >= 0 and 0 <= row.agreement <= 1 and row.task == "text" for row in cut)
     assert all(row.nll_increase == pytest.approx(row.nll - full.nll) for row in cut)
     assert all(0.45 < row.share <= 0.51 and row.bytes == round(row.share * full.bytes) for row in cut)
-    assert all((row.kl_minus_uniform is None) == (row.allocation == "uniform") for row in cut)
+    without = ("uniform", "prompt", "duo")  # allocations that are not compared with uniform budgets
+    assert all((row.kl_minus_uniform is None) == (row.allocation in without) for row in cut)
     assert all((row.kl_minus_equal_error is None) == (row.allocation != "fisher_weighted") for row in cut)
     by_name = {(row.policy, row.allocation): row for row in cut}
     weighted, equal = (by_name["knorm", allocation] for allocation in ("fisher_weighted", "equal_error"))
@@ -408,9 +408,9 @@ def test_a_trial_compares_rows_of_one_size() -> None:
         for index in order:
             (ids,) = windows().batches(1, [index])
             with torch.inference_mode():
-                whole = loaded.model(ids).logits[0, CONTEXT:].log_softmax(-1)
+                whole = loaded.model(ids).logits[0, CONTEXT:-1].log_softmax(-1)
                 with ll.intervene(loaded, keys=names, count=counts, cut=CONTEXT):
-                    part = loaded.model(ids, use_cache=False).logits[0, CONTEXT:].log_softmax(-1)
+                    part = loaded.model(ids, use_cache=False).logits[0, CONTEXT:-1].log_softmax(-1)
             found.append(float((whole.exp() * (whole - part)).sum(-1).mean()))
         assert row.kl == pytest.approx(np.mean(found), rel=1e-3)
         assert row.stderr["kl"] == pytest.approx(np.std(found, ddof=1) / 3**0.5, rel=1e-3)

@@ -138,6 +138,14 @@ def fisher_weighted(costs: Array, sizes: Sequence[int], total: int) -> NDArray[n
     return keys
 
 
+def least_cost(
+    costs: Array, sizes: Sequence[int], candidates: NDArray[np.intp], total: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp], None]:
+    """Policies among `candidates` and numbers of keys (...) whose sum of costs (policies, ..., sizes) is smallest."""
+    keys = fisher_weighted(costs[candidates].min(0), sizes, total)
+    return candidates[at_keys(costs[candidates], sizes, keys).argmin(0)], keys, None
+
+
 def fisher_costs(loaded: LoadedModel, windows: Windows, indices: Sequence[int], context: int, seed: int = 0) -> Array:
     """Sensitivity g_h (layers, heads) of a model's predictions to errors in the output of each attention head.
 

@@ -5,7 +5,7 @@ The first C tokens of a window of text are the context. Queries after it see the
     error(n) = √(mean |output(n) − output|² / mean |output|²), with means over these queries and random draws.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from limitlens.attention.policies import POLICIES, get_policy
 from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.cache.layers import check_decoder
+from limitlens.cache.reconstruction import read_twice
 from limitlens.cost import FORWARD_RATE, computing_threads, forward_cost
 from limitlens.errors import Array, Progress
 from limitlens.models import Captured, LoadedModel, Windows, capture, open_corpus
@@ -91,8 +92,9 @@ def window_order(windows: Windows, seed: int) -> list[int]:
 def plan_cost(loaded: LoadedModel, context: int, windows: int) -> tuple[float, float]:
     """Estimate the (seconds, bytes) that the measurements for a cache plan take on a number of windows of text."""
     config, length = loaded.model.config.get_text_config(), context + BEHIND
-    # A window is read twice, and gradients of some continuations cost as much as reading it again.
-    seconds, memory = forward_cost(loaded.model, 3.0 * windows * length, length)
+    # A window is read three times and repeated once, which attends to twice as many keys as reading it; gradients of
+    # some continuations cost as much as reading it again.
+    seconds, memory = forward_cost(loaded.model, 6.0 * windows * length, length)
     selections = len(SHARES) * sum(DRAWS if policy.sampled else 1 for policy in POLICIES.values())
     per_score = 2 * config.hidden_size / config.num_attention_heads + 40  # output, mask, exponential
     scores = float(windows * selections * config.num_hidden_layers * config.num_attention_heads * QUERIES * length)
@@ -110,21 +112,25 @@ def measure_cut(
     check_decoder(loaded)
     sizes = tuple(sorted({round(share * context) for share in SHARES}))
     stack: Any = loaded.model.base_model  # without the language-model head
+    again = any(get_policy(name).needs_repeat for name in policies)
 
     def window(k: int) -> dict[str, Any]:
         rows: dict[str, list[Any]] = {"squared": [], "full": [], "layers": [], "kv_heads": []}
+        (ids,) = windows.batches(1, [indices[k]])
+        ids = ids.to(loaded.model.device)
+        repeat = read_twice(loaded, ids[:, :context]) if again else None
 
         def take(call: Captured) -> None:
             if call.slides(context):
                 return
-            squared, full = _layer_errors(call, context, sizes, policies, [seed, int(indices[k]), call.layer])
+            entropy, own = [seed, int(indices[k]), call.layer], None if repeat is None else repeat[call.layer]
+            squared, full = _layer_errors(call, context, sizes, policies, entropy, own)
             values = (squared, full, call.layer, call.key.shape[1])
             for row, value in zip(rows.values(), values, strict=True):
                 row.append(value)
 
-        (ids,) = windows.batches(1, [indices[k]])
         with torch.inference_mode(), capture(stack, take) as run_until_last_attention:
-            run_until_last_attention(input_ids=ids.to(loaded.model.device), use_cache=False)
+            run_until_last_attention(input_ids=ids, use_cache=False)
         return {name: np.stack(row, 1 if name == "squared" else 0) for name, row in rows.items()}
 
     job: dict[str, Any] = {"job": "cut", "weights": loaded.digest, "text": windows.sha256, "windows": list(indices)}
@@ -135,15 +141,38 @@ def measure_cut(
 
 
 def _layer_errors(
-    call: Captured, context: int, sizes: Sequence[int], policies: Sequence[str], entropy: list[int]
-) -> tuple[Array, Array]:
+    call: Captured, context: int, sizes: Sequence[int], policies: Sequence[str], entropy: list[int],
+    repeat: Tensor | None,
+) -> tuple[Array, Array]:  # fmt: skip
     """Mean squares of output errors (policies, heads, sizes) of a layer with a cut cache, and of outputs (heads,)."""
+    heads = call.query.shape[1]
+    rows = torch.linspace(context, call.key.shape[2] - 1, QUERIES, device=call.key.device).long()
+    known: dict[str, Any] = {"past": call.query[:, :, :context], "repeat": repeat}
+    squared = np.empty((len(policies), heads, len(sizes)))
+    full = None
+    for i, j, output, whole in cut_outputs(call, rows, context, sizes, policies, entropy, **known):
+        squares = (output - whole).square().sum(-1).mean(0)
+        squared[i, :, j] = squares.view(heads, QUERIES).mean(-1).cpu().numpy()
+        full = whole
+    assert full is not None
+    return squared, full.square().sum(-1).view(heads, QUERIES).mean(-1).double().cpu().numpy()
+
+
+def cut_outputs(
+    call: Captured, rows: Tensor, context: int, sizes: Sequence[int], policies: Sequence[str], entropy: list[int],
+    *, past: Tensor, repeat: Tensor | None,
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:  # fmt: skip
+    """Yield outputs of a layer's queries `rows` for every policy and size of the cut cache, and with the full cache.
+
+    `past` (B, Hq, p, k) are queries of the context and `repeat` (Hkv, context) the weights of `repeat_attention`. Each
+    item is (index of the policy, index of the size, outputs (draws, Hkv, Hq / Hkv · rows, v), full outputs).
+    """
     device, heads = call.key.device, call.query.shape[1]
     kv_heads, total = call.key.shape[1:3]
-    rows = torch.linspace(context, total - 1, QUERIES, device=device).long()
     end = torch.full((1,), context, device=device)
-    later, past = call.query[:, :, rows], call.query[:, :, :context]
-    blind, oracle = (policy_input(call, context, end, past=past, served=served) for served in (None, later))
+    later = call.query[:, :, rows]
+    known: dict[str, Any] = {"past": past, "repeat": repeat}
+    blind, oracle = (policy_input(call, context, end, served=served, **known) for served in (None, later))
     query = later[0].float().reshape(kv_heads, -1, later.shape[-1]) * call.scale
     value = call.value[0].float()
     scores = scores_of(query, call.key[0].float(), call.softcap)
@@ -153,7 +182,7 @@ def _layer_errors(
         scores = scores.masked_fill(~seen, float("-inf"))
     sinks = call.sinks
     if sinks is not None:
-        sinks = sinks.float().view(kv_heads, -1, 1).expand(-1, -1, QUERIES).reshape(kv_heads, -1)
+        sinks = sinks.float().view(kv_heads, -1, 1).expand(-1, -1, len(rows)).reshape(kv_heads, -1)
     behind = (0, total - context)  # all tokens after the cut are kept
 
     def output(mask: Tensor, log_weights: Tensor | None) -> Tensor:
@@ -161,17 +190,12 @@ def _layer_errors(
         return attend_subset(scores, value, mask=pad(mask, behind, value=True), log_weights=weights, sinks=sinks)[1]
 
     full = output(torch.ones(1, 1, context, dtype=torch.bool, device=device), None)
-    squared = np.empty((len(policies), heads, len(sizes)))
     for i, name in enumerate(policies):
         policy = get_policy(name)
         inputs = oracle if policy.sees_queries else blind
         priority = policy.priority(inputs, DRAWS, generator_for(*entropy, i))
         for j, size in enumerate(sizes):
             kept = policy.select_by(inputs, priority, size)
-            squares = torch.zeros(kv_heads, heads // kv_heads, QUERIES, device=device)
-            for draw, mask in enumerate(kept.mask[:, 0]):
-                mask = mask.flatten(1, 2) if policy.sees_queries else mask
-                weights = None if kept.log_weights is None else kept.log_weights[draw, 0]
-                squares += (output(mask, weights) - full).square().sum(-1).view_as(squares)
-            squared[i, :, j] = squares.mean(-1).flatten().cpu().numpy() / len(kept.mask)
-    return squared, full.square().sum(-1).view(heads, QUERIES).mean(-1).double().cpu().numpy()
+            masks = kept.mask[:, 0].flatten(2, 3) if policy.sees_queries else kept.mask[:, 0]
+            weights = [None] * len(masks) if kept.log_weights is None else kept.log_weights[:, 0]
+            yield i, j, torch.stack([output(*one) for one in zip(masks, weights, strict=True)]), full

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import numpy as np
 
 from limitlens.arrays import pd
 from limitlens.attention.kernels import choose_device
-from limitlens.attention.policies import POLICIES
+from limitlens.attention.policies import POLICIES, duo
 from limitlens.cache import budgets
 from limitlens.cache.budgets import BEST, RANDOM, PolicyTotal, at_keys, policy_label, policy_total, probe_errors
 from limitlens.cache.cut import CutCurves, cut_windows, keys_below, measure_cut, plan_cost, window_order
 from limitlens.cache.layers import LayerCache, layer_caches, share_of
+from limitlens.cache.recall import RecallFit, TwoAxes, check_weights
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_relative, check_seed
 from limitlens.models import LoadedModel, load, resolve_source
+from limitlens.models.catalog import dtype_of
 from limitlens.models.windows import check_special
 from limitlens.probing.probe import probe
 from limitlens.probing.result import ProbeRun
@@ -73,6 +76,9 @@ class Plan(Result):
     totals: tuple[PolicyTotal, ...]
     allocations: Mapping[str, Mapping[str, Rows]]  # keys kept by policy and allocation, all of the same cache size
     probed: bool  # whether the curve of random keys comes from a probe
+    weights: Mapping[str, float] | None = None  # of text and recall; None: text, by Fisher information alone
+    recall: RecallFit | None = None  # how the budgets were fitted to recall
+    dtype: str = "float32"  # number format of the model
     warnings: tuple[str, ...] = ()
 
     @property
@@ -125,7 +131,8 @@ class Plan(Result):
         """Extra file for the run folder: kv_budgets.json, with the numbers of keys and policies, for other programs."""
         document = {"format": FORMAT, "model": self.model, "digest": self.model_sha256, "context": self.context,
                     "budgets": self.budgets, "shares": self.shares, "policies": self.policies,
-                    "kind": self.layer_kinds, "bytes": self.total.bytes}  # fmt: skip
+                    "kind": self.layer_kinds, "bytes": self.total.bytes,
+                    "layer_shares": [sum(row) / len(row) if row else None for row in self.shares]}  # fmt: skip
         return {"kv_budgets.json": text_writer(json_text(document))}
 
     def view(self) -> View:
@@ -142,6 +149,10 @@ class Plan(Result):
             kept += " Nothing is saved: every layer has a sliding window shorter than the context."
         elif self.by_kind["full"].share > NOTHING_SAVED:
             kept += " Nothing is saved: allow a larger error."
+        if self.recall is not None:
+            kept += f" {self.recall.sentence}"
+        if any(POLICIES[name].needs_repeat for row in self.policies for name in row):
+            kept += " The policy reconstruction reads each prompt twice before the cut."
         kinds = [(kind, self.layer_kinds.count(kind), f"{one.entries:,}", f"{one.entries_without_plan:,}",
                   f"{one.share:.1%}", f"{one.bytes / 1e6:.1f}") for kind, one in self.by_kind.items()]  # fmt: skip
         kinds.append(("all", sum(row[1] for row in kinds), f"{total.entries:,}", f"{total.entries_without_plan:,}",
@@ -196,8 +207,9 @@ def plan(
     model: str | LoadedModel, corpus: str | None = None,
     *, total: float | int | None = None, error: float | None = None, context: int = 4096, policy: str = BEST,
     run: ProbeRun | str | Path | None = None, special: str | None = None,
-    windows: tuple[int, int] = (FITTED, CHECKED), seed: int = 0, device: str = "auto",
-    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
+    weights: Mapping[str, float] | None = None, windows: tuple[int, int] = (FITTED, CHECKED), seed: int = 0,
+    device: str = "auto", dtype: str = "float32", progress: Progress = lambda done, total: None,
+    checkpoint: Checkpoint | None = None,
 ) -> Plan:  # fmt: skip
     """Choose how many keys each key/value head of a decoder keeps in its cache, and by which key policy.
 
@@ -212,28 +224,20 @@ def plan(
     policy : "best" for the best policy of each head, or one by name, such as "snapkv" or "random"
     run : a probe of the model, or its folder, for the errors of random keys; a plan for "random" makes one if needed
     special : special tokens around each window, as in `probe`; by default those of the `run`, or "auto"
+    weights : {"text": 1, "recall": 1} plans for the likelihood of text and for recall of planted facts, measured by
+        real cuts on calibration prompts from the same text; "best" may then take a policy that reads the context twice.
+        By default the plan is for text alone, by Fisher information.
     windows : number of windows of text to choose the plan on, and number to check its errors on
+    dtype : number format of a model given by name: "float32", "bfloat16" or "float16"
     checkpoint : where finished windows are stored, so that the same call can continue
 
     >>> made = ll.plan(model, text, total=0.5, context=64, windows=(2, 2))
     >>> 0.45 < made.total.share <= 0.5
     True
     """
-    if total is not None and error is not None:
-        raise InputError("both total and error were given; expected one of them")
     if total is None and error is None:
         total = DEFAULT_SHARE
-    if isinstance(total, float):
-        check_number("total", total, "a share above 0 and at most 1, or bytes", closed=False, below=1 + 1e-9)
-    if error is not None:
-        check_relative(error)
-    check_number("context", context, f"at least {MIN_CONTEXT} tokens, such as 4096", low=MIN_CONTEXT)
-    check_number("windows", min(windows), "at least 1 for the curves and 1 for the check", low=1)
-    check_seed(seed)
-    if policy != BEST and (policy not in POLICIES or POLICIES[policy].sees_queries):
-        usable = ", ".join(name for name, one in POLICIES.items() if not one.sees_queries)
-        what = "is an oracle, which no cache can follow" if policy in POLICIES else "is unknown"
-        raise InputError(f"the key policy {policy!r} {what}; expected {BEST} or one of {usable}")
+    _check_arguments(total, error, context, policy, windows, weights, seed)
     probed: ProbeRun | None = read_run(run).result(ProbeRun) if isinstance(run, str | Path) else run
     if probed is not None and probed.score_scale != 1:
         raise InputError(f"the run scaled its scores by {probed.score_scale:g}; expected a probe without score_scale")
@@ -241,7 +245,8 @@ def plan(
     check_special(special)
     if corpus is None:
         corpus = "stdlib-docs" if probed is None else resolve_source(probed.corpus, probed.made)
-    loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=True)
+    where = choose_device(device)
+    loaded = model if isinstance(model, LoadedModel) else load(model, device=where, dtype=dtype_of(dtype), head=True)
     caches = layer_caches(loaded, context)
     share = share_of(total, caches, context) if isinstance(total, int) else total
     cut = cut_windows(loaded, corpus, special, context)
@@ -265,22 +270,48 @@ def plan(
     else:
         curves = measure_cut(loaded, cut, order, context, tuple(POLICIES), seed=seed, **resumable)
         costs = budgets.fisher_costs(loaded, cut, order[:fitted], context, seed=seed)
-        made = make_plan(curves, costs, caches, policy=policy, error=error, share=share, run=probed, fitted=fitted)
+        asked: dict[str, Any] = {"policy": policy, "error": error, "share": share, "run": probed, "fitted": fitted}
+        axes = None if weights is None else TwoAxes(loaded, cut, order[:fitted], curves, weights, seed, **resumable)
+        made = make_plan(curves, costs, caches, **asked, axes=axes)
     return replace(
         made, model=loaded.name, model_sha256=loaded.sha256, corpus=corpus, corpus_sha256=cut.sha256, special=special,
-        seed=seed, warnings=tuple(cut.warnings),
+        seed=seed, dtype=str(loaded.model.dtype).removeprefix("torch."), warnings=tuple(cut.warnings),
     )  # fmt: skip
+
+
+def _check_arguments(
+    total: float | int | None, error: float | None, context: int, policy: str, windows: tuple[int, int],
+    weights: Mapping[str, float] | None, seed: int,
+) -> None:  # fmt: skip
+    """Raise an `InputError` for arguments of `plan` that no plan can follow, before a model is loaded."""
+    if total is not None and error is not None:
+        raise InputError("both total and error were given; expected one of them")
+    if weights is not None:
+        check_weights(weights)
+        if error is not None:
+            raise InputError("weights and an error were given; expected a total with weights such as text=1,recall=1")
+    if isinstance(total, float):
+        check_number("total", total, "a share above 0 and at most 1, or bytes", closed=False, below=1 + 1e-9)
+    if error is not None:
+        check_relative(error)
+    check_number("context", context, f"at least {MIN_CONTEXT} tokens, such as 4096", low=MIN_CONTEXT)
+    check_number("windows", min(windows), "at least 1 for the curves and 1 for the check", low=1)
+    check_seed(seed)
+    if policy != BEST and (policy not in POLICIES or POLICIES[policy].sees_queries):
+        usable = ", ".join(name for name, one in POLICIES.items() if not one.sees_queries)
+        what = "is an oracle, which no cache can follow" if policy in POLICIES else "is unknown"
+        raise InputError(f"the key policy {policy!r} {what}; expected {BEST} or one of {usable}")
 
 
 def make_plan(
     curves: CutCurves, fisher: Array, caches: Sequence[LayerCache], *, policy: str = BEST, error: float | None = None,
-    share: float | None = None, run: ProbeRun | None = None, fitted: int = FITTED,
+    share: float | None = None, run: ProbeRun | None = None, fitted: int = FITTED, axes: TwoAxes | None = None,
 ) -> Plan:  # fmt: skip
     """Make a cache plan from error curves, for a target `error` or for a `share` of the cache of the measured layers.
 
     The first `fitted` windows of text choose the plan, and the others check its errors. `fisher` (layers, heads) comes
     from `fisher_costs`, `caches` is what the model's own cache holds of each layer, and `run` is a probe for the errors
-    of random keys. All other layers are left as they are.
+    of random keys. `axes` fits a share to text and recall. All other layers are left as they are.
     """
     fit, check = curves.part(slice(fitted)), curves.part(slice(fitted, None))
     errors = fit.error()
@@ -289,18 +320,22 @@ def make_plan(
         errors[place] = probe_errors(run, curves, errors[place, ..., 0])
     worst = fit.by_kv_head(errors).max(-2)  # (policies, layers, key/value heads, sizes)
     costs = fit.by_kv_head(errors**2 * (fit.full.mean(0) * fisher)[..., None]).sum(-2)
-    usable = [i for i, name in enumerate(curves.policies) if not POLICIES[name].sees_queries]
+    # A policy that reads the context twice is used if asked for by name, or for recall.
+    twice = axes is not None and axes.weights.get("recall", 0) > 0
+    allowed = [name for name, one in POLICIES.items() if not one.sees_queries and (twice or not one.needs_repeat)]
+    usable = [i for i, name in enumerate(curves.policies) if name in allowed]
     candidates = np.asarray(usable if policy == BEST else [curves.policies.index(policy)])
     shape = worst.shape[1:3]
     everything = curves.context * shape[0] * shape[1]
+    recall = None
     if error is not None:
         needed = keys_below(worst, curves.sizes, error)
         keys = needed[candidates].min(0)
         chosen = candidates[needed[candidates].argmin(0)]
     else:
         assert share is not None
-        keys = budgets.fisher_weighted(costs[candidates].min(0), curves.sizes, round(share * everything))
-        chosen = candidates[at_keys(costs[candidates], curves.sizes, keys).argmin(0)]
+        fit_to = partial(budgets.least_cost, costs, curves.sizes) if axes is None else axes.fit
+        chosen, keys, recall = fit_to(candidates, round(share * everything))
     total = int(keys.sum())
     allocated = {
         name: {
@@ -310,6 +345,10 @@ def make_plan(
         }
         for i, name in enumerate(curves.policies)
     }
+    if "streaming" in curves.policies:
+        lost = costs[curves.policies.index("streaming")]
+        window = at_keys(lost, curves.sizes, round(duo.WINDOW * curves.context))
+        allocated["streaming"]["duo"] = duo.whole_heads(window - lost[..., -1], curves.context, total)
     own = [(BEST, chosen, keys)] if policy == BEST else []
     single = [(name, np.full(shape, i), allocated[name]["fisher_weighted"] if error is None else needed[i])
               for i, name in enumerate(curves.policies)]  # fmt: skip
@@ -326,7 +365,7 @@ def make_plan(
         policies=rows(np.asarray(curves.policies)[chosen], start.policies),
         totals=tuple(policy_total(check, *row, error, beside) for row in [*own, *single]),
         allocations={name: {kind: rows(table) for kind, table in kinds.items()} for name, kinds in allocated.items()},
-        probed=run is not None,
+        probed=run is not None, weights=None if axes is None else axes.weights, recall=recall,
     )  # fmt: skip
 
 

@@ -163,8 +163,10 @@ def make_checkpoint(out: str | None, every: str | None, resume: bool) -> Any:
     return None if out is None else Checkpoint(out, every, resume=resume)
 
 
-def whole_number(given: float) -> int:
+def whole_number(given: float | None) -> int | None:
     """Convert the value of --tokens to an int; it must be a whole number of at least 1 and may be written as 1e5."""
+    if given is None:
+        return None
     if not (given >= 1 and float(given).is_integer()):
         raise InputError(f"--tokens is {given:g}; expected a whole number of at least 1, such as 3072 or 1e5")
     return int(given)
@@ -185,7 +187,24 @@ def share_or_size(text: str | None) -> float | int | None:
     return size(text, "--total", "a share such as 0.25, or a size such as 16MB")
 
 
-CONVERTED: dict[str, Callable[[Any], Any]] = {"tokens": whole_number, "memory": size, "total": share_or_size}
+def names_in(text: str | None) -> list[str] | None:
+    """Convert a comma-separated list of names, such as "text,needle1", to a list; None stays None."""
+    return None if text is None else [part.strip() for part in text.split(",")]
+
+
+def weights_in(text: str | None) -> dict[str, float] | None:
+    """Convert weights such as "text=1,recall=1" to a dictionary of numbers; None stays None."""
+    try:
+        return None if text is None else {name.strip(): float(value) for name, value in
+                                          (part.split("=") for part in text.split(","))}  # fmt: skip
+    except ValueError:
+        raise InputError(f"--for is {text!r}; expected weights such as text=1,recall=1") from None
+
+
+CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "tokens": whole_number, "memory": size, "total": share_or_size, "tasks": names_in, "policies": names_in,
+    "weights": weights_in,
+}  # fmt: skip
 
 
 def spectrum_of(text: str) -> str | list[float]:

@@ -1,4 +1,4 @@
-"""Commands on real transformers: probe, predict, plan, trial, temper, depth, downstream, designs and stability."""
+"""Commands on real transformers: probe, predict, plan, trial, generate, temper, depth, downstream and others."""
 
 from typing import Annotated
 
@@ -6,8 +6,8 @@ from typer import Argument, Option
 
 from limitlens.cli.common import Sizes, command
 
-Model = Annotated[str, Argument(help="minilm, smollm2, a folder, a GGUF file or a hub id.")]
-Decoder = Annotated[str, Argument(help="A decoder: smollm2, a folder, a GGUF file or a hub id.")]
+Model = Annotated[str, Argument(help="minilm, smollm2, mpnet, qwen, a folder, a GGUF file or a hub id.")]
+Decoder = Annotated[str, Argument(help="A decoder: smollm2, qwen, a folder, a GGUF file or a hub id.")]
 Tokens = Annotated[float, Option(help="Number of tokens of the text to read.")]
 Window = Annotated[int | None, Option(min=1, help="Tokens of a window or document; by default 256 or 512.")]
 Documents = Annotated[int, Option(min=2, help="Number of documents to read.")]
@@ -58,25 +58,46 @@ def plan(
     error: Annotated[float | None, Option(help="Relative output error of each head, instead of --total.")] = None,
     context: Annotated[int, Option(help="Prompt length at which the cache is cut.")] = 4096,
     policy: Annotated[str, Option(help="Key policy: best for each head, or one by name (snapkv, ...).")] = "best",
+    weights: Annotated[
+        str | None, Option("--for", metavar="AXES", help="Weights of text and recall, such as text=1,recall=1.")
+    ] = None,
     run: Annotated[str | None, Option(help="Folder of a probe, whose curves give budgets of random keys.")] = None,
     special: Annotated[str | None, Option(help="Special tokens: auto, none, bos; default: as --run, or auto.")] = None,
+    dtype: Annotated[str, Option(help="Number format of the model: float32, bfloat16, float16.")] = "float32",
 ) -> None:
     """Plan a smaller KV cache: how many keys each head keeps, and by which policy, for a cache size or an error.
 
     Example: limitlens plan smollm2 --total 0.25 --context 1024 --out runs/plan; limitlens trial runs/plan then measures
-    the model with the plan.
+    the model with the plan. With --for text=1,recall=1 it also keeps what the model can look up.
     """
 
 
 @command("reading documents", "documents", runs="cache.trial", shares="device", kept=True)
 def trial(
     plan: Annotated[str, Argument(metavar="PLAN", help="Folder that limitlens plan --out wrote.")],
+    tasks: Annotated[str, Option(metavar="A,B,...", help="text, needle1, needle8, hop, repeat, words.")] = "text",
     documents: Documents = 24,
     corpus: Annotated[str | None, Option(metavar="TEXT", help="Another text than that of the plan.")] = None,
+    policies: Annotated[str | None, Option(metavar="A,B,...", help="Policies to compare; all by default.")] = None,
 ) -> None:
     """Measure a model's predictions with the smaller KV cache of a plan, and compare them with baselines.
 
-    Prints KL divergence, agreement and likelihood. Example: limitlens trial runs/plan --documents 24
+    Prints KL divergence, agreement and likelihood on text, and accuracy on recall tasks: facts planted in the text and
+    asked for after the cut. Example: limitlens trial runs/plan --tasks text,needle1,needle8 --documents 24
+    """
+
+
+@command("writing", "tokens", runs="cache.generate", shares="device")
+def generate(
+    model: Decoder,
+    plan: Annotated[str, Option(metavar="PLAN", help="Folder that limitlens plan --out wrote.")],
+    prompt: Annotated[str, Option(metavar="FILE", help="Text file that the model continues.")],
+    max_new_tokens: Annotated[int, Option(help="Number of tokens to write, at most.")] = 200,
+    force: Annotated[bool, Option("--force", help="Use the plan of other weights of the same shapes.")] = False,
+) -> None:
+    """Continue a text with a decoder whose KV cache keeps only what a plan says: text, bytes, tokens a second.
+
+    Example: limitlens generate smollm2 --plan runs/plan --prompt notes.txt --max-new-tokens 100
     """
 
 

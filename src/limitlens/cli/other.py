@@ -25,7 +25,7 @@ def compare(
     return run(*runs)
 
 
-@command("reproducing {name}", shares="plot seed")
+@command("reproducing {name}", shares="plot seed", kept=True)
 def reproduce(
     call: Context,
     name: Annotated[str | None, Argument(help="Name of the experiment; --list shows all.")] = None,
@@ -34,14 +34,19 @@ def reproduce(
     as_published: Annotated[bool, Option("--as-published", help="Also use the published code's rules.")] = False,
     corpus: Annotated[str | None, Option(help="Text or labelled documents to read.")] = None,
     model: Annotated[str | None, Option(help="Model to use.")] = None,
+    tokens: Annotated[float | None, Option(help="Tokens of text to read, such as 1e6.")] = None,
+    sizes: Annotated[str | None, Option(metavar="LO:HI:K", help="Numbers of tokens n.")] = None,
+    replicates: Annotated[int | None, Option(help="Independent samples behind every point.")] = None,
     **shared: Any,
 ) -> Result:
     """Reproduce a published experiment: our numbers and the published ones, with a verdict on every claim.
 
     Example: limitlens reproduce gaussian-horizon --quick --out runs/gaussian
+
+    Example: limitlens reproduce bert-layers --model mpnet --tokens 1e6 --out runs/mpnet --checkpoint-every 300s
     """
     from limitlens.published.catalogue import catalogue
-    from limitlens.published.reproduction import listing
+    from limitlens.published.reproduction import RESUMABLE, listing
     from limitlens.published.reproduction import reproduce as run
     from limitlens.report import terminal
 
@@ -50,7 +55,10 @@ def reproduce(
         raise Exit
     if name is None:
         raise InputError(f"no experiment was given; expected one of {', '.join(catalogue())}, or --list")
-    changes: dict[str, Any] = {key: value for key, value in (("corpus", corpus), ("model", model)) if value is not None}
+    if (call.params["resume"] or call.params["checkpoint_every"]) and name not in RESUMABLE:
+        raise InputError(f"{name!r} keeps no checkpoint; expected --resume or --checkpoint-every with {RESUMABLE[0]}")
+    given = {"corpus": corpus, "model": model, "tokens": tokens, "sizes": sizes, "replicates": replicates}
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     return run(name, quick, as_published=as_published, **changes, **shared)
 
 

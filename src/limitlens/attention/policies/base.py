@@ -22,6 +22,9 @@ class PolicyInput:
     # (..., g, p, k): earlier queries of the g query heads that share a key/value head, oldest first, times the scale
     past: Tensor | None = None
     softcap: float | None = None  # bound of the scores, see `limitlens.models.Captured`
+    # (..., n): largest attention weight that each key receives while the model repeats the context
+    repeat_attention: Tensor | None = None
+    frequencies: Tensor | None = None  # (r,): rotary angle per token of the dimensions (i, i + r); None: no rotation
 
     def last_queries(self, count: int, policy: str) -> Tensor:
         """Last `count` of the earlier queries, (..., g, p, k); raises an `InputError` for `policy` if there is none."""
@@ -50,6 +53,7 @@ class KeyPolicy(Protocol):
     sees_queries: bool = False  # an oracle: it uses the scores of later queries, which no cache knows
     ordered: bool = False  # it needs the positions of queries
     needs_past: bool = False  # it needs earlier queries
+    needs_repeat: bool = False  # it needs a second pass, in which the model repeats the context
     unbiased: bool = False  # its log-weights make sums over the kept keys unbiased
     sampled: bool = False  # it draws keys at random
 

@@ -1,0 +1,110 @@
+"""Read the context of a prompt once, then predict its answer with the whole cache and with any cut of it."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from limitlens.attention.policies import SHARED, Selection, get_policy
+from limitlens.attention.policies.expected import LAW
+from limitlens.cache.reconstruction import repeat_attention
+from limitlens.cache.tasks import Prompt
+from limitlens.models import Captured, LoadedModel, capture, intervene
+from limitlens.models.intervene import PolicyHook, kv_shape, policy_input
+from limitlens.sampling.streams import generator_for
+
+Names = str | Sequence[Sequence[str]]  # one key policy, or one for each [layer][kv_head]
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPrompt:
+    """A prompt whose context a model has read: its cache, and what key policies need to cut it."""
+
+    loaded: LoadedModel
+    prompt: Prompt
+    seed: int  # of policies that draw keys at random
+    cache: Any
+    calls: Sequence[Captured]  # attention inputs of the context, with the last queries only
+
+    @cached_property
+    def repeat(self) -> list[Tensor]:
+        """Attention to cached keys while the model repeats the context, by `repeat_attention` when first needed."""
+        return repeat_attention(self.loaded, self.cache, torch.tensor(self.prompt.context))
+
+    @cached_property
+    def full(self) -> Tensor:
+        """Log-probabilities (question + answer, vocabulary) after each token, with the full cache."""
+        return self.predict()
+
+    def kl(self, hook: PolicyHook) -> float:
+        """KL divergence KL(full ‖ cut) of the answer, nats a token, with the cut `hook`."""
+        return self.prompt.score(self.predict(hook), self.full)["kl"]
+
+    def copy(self) -> Any:
+        """Copy of the cache, because a layer with a sliding window could not be cropped to the context again."""
+        return deepcopy(self.cache)
+
+    def repeat_of(self, policies: Sequence[str], layer: int) -> Tensor | None:
+        """Attention weights of a layer while the context is repeated, if one of the `policies` needs them."""
+        return self.repeat[layer] if any(get_policy(name).needs_repeat for name in policies) else None
+
+    @property
+    def context(self) -> int:
+        """Number of tokens of the context, after which the cache is cut."""
+        return len(self.prompt.context)
+
+    def predict(self, hook: PolicyHook | None = None) -> Tensor:
+        """Log-probabilities (question + answer, vocabulary) after each token, with the full cache or a cut."""
+        model = self.loaded.model
+        ids = torch.tensor([self.prompt.question + self.prompt.answer], device=model.device)
+        with torch.inference_mode(), intervene(model, keys=hook or "all"):
+            output: Any = model(input_ids=ids, past_key_values=self.copy())
+        return output.logits[0].float().log_softmax(-1)  # type: ignore[no-any-return]
+
+    def cut(self, names: Names, counts: Any, base: PolicyHook | None = None, layer: int | None = None) -> PolicyHook:
+        """Cut that keeps `counts` keys by key policies `names`, in all layers or with `base` in one `layer` only."""
+        hook = PolicyHook(names, counts, self.context, self.seed, kv_shape(self.loaded.model))
+        if any(policy.needs_repeat for policy in hook.known.values()):
+            hook.repeat = self.repeat
+        if base is not None:
+            hook.selected = dict(base.selected)
+        for call in self.calls:
+            if base is None or call.layer == layer:
+                hook(call)
+        return hook
+
+    def shared(self, name: str, total: int) -> PolicyHook:
+        """Cut that keeps `total` keys of all heads together, by the rule `name` in `SHARED`."""
+        rule = SHARED[name]
+        policy = get_policy(rule.policy)
+        calls = [call for call in self.calls if not call.slides(self.context)]
+        priorities = []
+        for call in calls:
+            end = torch.full((1,), self.context, device=call.key.device)
+            repeat = self.repeat_of([policy.name], call.layer)
+            inputs = policy_input(call, self.context, end, past=call.query, repeat=repeat)
+            priorities.append(
+                policy.priority(inputs, 1, generator_for(self.seed, call.layer, self.context))[0, 0, :, 0]
+            )
+        hook = PolicyHook("recent", 0, self.context, self.seed, kv_shape(self.loaded.model))
+        masks = rule.masks(priorities, total)
+        hook.selected = {call.layer: Selection(mask[None, :, None]) for call, mask in zip(calls, masks, strict=True)}
+        return hook
+
+
+def read_prompt(loaded: LoadedModel, prompt: Prompt, seed: int) -> ReadPrompt:
+    """Read the context of a prompt into a cache, and keep what key policies need to cut it."""
+    ids = torch.tensor([prompt.context], device=loaded.model.device)
+    calls: list[Captured] = []
+
+    def take(call: Captured) -> None:
+        assert call.position is not None
+        calls.append(replace(call, query=call.query[:, :, -LAW:], position=call.position[-LAW:]))
+
+    with torch.inference_mode(), capture(loaded.model, take):
+        output: Any = loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1)
+    return ReadPrompt(loaded, prompt, seed, output.past_key_values, calls)

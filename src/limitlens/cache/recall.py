@@ -1,0 +1,245 @@
+"""Budgets for plain text and recall together: costs of each head on both axes, refitted at the planned budgets.
+
+text     ½ E (Σ_t <∂ log p(y)/∂o_t, δ_t>)² nats a token: second-order change of the predictions when a head's outputs
+         change by its real errors δ_t, with y drawn from the model (heuristic: heads are taken one at a time).
+recall   KL of the answers to calibration prompts when the number of keys of one head changes and all others keep their
+         planned numbers, minus that of the plan. It is measured: Fisher information vanishes where a model is certain.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from limitlens.cache import budgets
+from limitlens.cache.cut import CutCurves, cut_outputs
+from limitlens.cache.reading import Names, ReadPrompt, read_prompt
+from limitlens.cache.tasks import CALIBRATION, SOLVED, prompts_of
+from limitlens.cost import check_cost, forward_cost
+from limitlens.errors import Array, InputError, Progress
+from limitlens.models import Captured, LoadedModel, Windows
+from limitlens.models.intervene import kv_shape
+from limitlens.models.relay import Output, hook_attention
+from limitlens.sampling.checkpoint import Checkpoint, digest
+
+SAMPLES = 16  # continuations drawn from the model for each text
+ROUNDS = 3  # refits, at most
+STEP = 0.5  # share of the way to the refitted budgets, because all heads change at once
+POINTS = 4  # other numbers of keys at which a head is measured, at most
+STABLE = 0.02  # share of the keys whose change counts as no change
+AXES = ("text", "recall")
+
+
+@dataclass(frozen=True)
+class RecallFit:
+    """How the budgets of a plan were fitted to recall: calibration prompts, and the KL of their answers."""
+
+    families: Mapping[str, float]  # accuracy with the whole cache on each family of calibration prompts
+    prompts: int  # prompts answered right with the whole cache, on which recall was measured; 0: not measured
+    kl: tuple[float, ...]  # mean KL of their answers: at the budgets for text, then after each refit that was kept
+    text_cost: tuple[float, ...]  # second-order cost on text at the same budgets
+
+    @property
+    def sentence(self) -> str:
+        """Sentence on what the fit to recall has found."""
+        whole = ", ".join(f"{name} {accuracy:.2f}" for name, accuracy in self.families.items())
+        if not self.prompts:
+            solves = "with its whole cache the model solves no kind of calibration prompt"
+            return f"Recall was not measured: {solves} (accuracy: {whole})."
+        fitted = f"{self.kl[0]:.4f} nats with budgets for text, {self.kl[-1]:.4f} after {len(self.kl) - 1} refits"
+        accuracy = f"accuracy with the whole cache: {whole}"
+        return f"KL of the answers to {self.prompts} calibration prompts: {fitted} ({accuracy})."
+
+
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Raise an `InputError` unless `weights` gives text and recall numbers of at least 0, one of them above 0."""
+    values = list(weights.values())
+    if not values or set(weights) - set(AXES) or min(values) < 0 or not 0 < sum(values) < float("inf"):
+        raise InputError(f"the plan is for {dict(weights)}; expected weights of at least 0 such as text=1,recall=1")
+
+
+def text_costs(read: ReadPrompt, policies: Sequence[str], sizes: Sequence[int], seed: int) -> Array:
+    """Second-order costs (policies, layers, kv heads, sizes) of cutting one head's cache, nats a token of a text."""
+    loaded, prompt = read.loaded, read.prompt
+    ids = torch.tensor([prompt.question + prompt.answer], device=loaded.model.device)
+    outputs: list[Tensor] = []
+    calls: list[Captured] = []
+
+    def watch(call: Captured, go_on: Callable[[Tensor], Output]) -> Output:
+        output, weights = go_on(call.query)
+        if call.slides(read.context):
+            return output, weights
+        outputs.append(output if outputs else output.detach().requires_grad_())  # the first output starts the graph
+        calls.append(call)
+        return outputs[-1], weights
+
+    with torch.enable_grad(), hook_attention(loaded.model, watch):
+        model: Any = loaded.model
+        log_p = model(input_ids=ids, past_key_values=read.copy()).logits[0].float().log_softmax(-1)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.multinomial(log_p.detach().exp().cpu(), SAMPLES, replacement=True, generator=generator)
+    drawn = drawn.to(log_p.device)
+    sums = (log_p.gather(-1, sample[:, None]).sum() for sample in drawn.T)
+    slopes = [torch.autograd.grad(one, outputs, retain_graph=True) for one in sums]  # by layer: (1, tokens, Hq, v)
+    before = {call.layer: call for call in read.calls}
+    found = []
+    for place, call in enumerate(calls):
+        kv_heads, tokens = call.key.shape[1], ids.shape[1]
+        slope = torch.stack([one[place][0] for one in slopes]).float()  # (samples, tokens, Hq, v)
+        slope = slope.transpose(1, 2).reshape(SAMPLES, kv_heads, -1, slope.shape[-1])
+        costs = np.empty((len(policies), kv_heads, len(sizes)))
+        known: dict[str, Any] = {"past": before[call.layer].query, "repeat": read.repeat_of(policies, call.layer)}
+        rows = torch.arange(tokens, device=call.key.device)
+        with torch.inference_mode():
+            for i, j, output, full in cut_outputs(
+                _detached(call), rows, read.context, sizes, policies, [seed, call.layer], **known
+            ):
+                along = (slope[:, None] * (output - full)).sum((-1, -2))  # (samples, draws, kv heads)
+                costs[i, :, j] = along.square().mean((0, 1)).cpu().numpy() / (2 * tokens)
+        found.append(costs)
+    return np.stack(found, 1)
+
+
+def calibration(
+    loaded: LoadedModel, windows: Windows, rows: Sequence[int], context: int, seed: int
+) -> tuple[list[ReadPrompt], dict[str, float]]:
+    """Calibration prompts on some windows of a text that the model answers with its whole cache, and accuracies."""
+    reads: list[ReadPrompt] = []
+    right: dict[str, list[float]] = {name: [] for name in CALIBRATION}
+    for row in rows:
+        for prompt in prompts_of(loaded, windows, row, tuple(CALIBRATION), context, seed):
+            read = read_prompt(loaded, prompt, seed)
+            right[prompt.task].append(prompt.score(read.full)["accuracy"])
+            reads += [read] if right[prompt.task][-1] else []
+    accuracy = {name: float(np.mean(values)) for name, values in right.items()}
+    return [read for read in reads if accuracy[read.prompt.task] >= SOLVED], accuracy
+
+
+def recall_costs(
+    reads: Sequence[ReadPrompt], names: Names, counts: NDArray[np.intp], layers: Sequence[int], sizes: Sequence[int],
+    each: Callable[..., Any],
+) -> Array:  # fmt: skip
+    """Marginal recall costs (layers, kv heads, sizes): KL of answers with other numbers of keys in one head only.
+
+    All other heads keep `counts` [layer][kv_head]. Each head is measured without keys, with half and with twice its
+    keys and with all keys; other sizes are interpolated. Costs are 0 at the planned number of keys. `each` is
+    `Checkpoint.each` without its job.
+    """
+    heads = counts.shape[1]
+    hooks = [read.cut(names, counts) for read in reads]
+    at_plan = np.mean([read.kl(hook) for read, hook in zip(reads, hooks, strict=True)])
+
+    def head(k: int) -> dict[str, Any]:
+        layer, own = layers[k // heads], int(counts[layers[k // heads], k % heads])
+        points = {own: 0.0}
+        for n in {0, own // 2, min(2 * own, sizes[-1]), sizes[-1]} - {own}:
+            other = counts.copy()
+            other[layer, k % heads] = n
+            cuts = (read.kl(read.cut(names, other, hook, layer)) for read, hook in zip(reads, hooks, strict=True))
+            points[n] = float(np.mean(list(cuts)) - at_plan)
+        numbers = sorted(points)
+        return {"costs": np.interp(sizes, numbers, [points[n] for n in numbers])}
+
+    found = each(len(layers) * heads, head)["costs"]
+    return np.asarray(found).reshape(len(layers), heads, len(sizes))
+
+
+@dataclass(eq=False)
+class TwoAxes:
+    """Measures costs on text and recall on windows of a text, and fits budgets to their weighted sum."""
+
+    loaded: LoadedModel
+    windows: Windows
+    rows: Sequence[int]  # windows to calibrate on
+    curves: CutCurves
+    weights: Mapping[str, float]
+    seed: int
+    progress: Progress = lambda done, total: None
+    checkpoint: Checkpoint | None = None
+
+    def __post_init__(self) -> None:
+        self.kept = self.checkpoint or Checkpoint()
+        self.both = np.array([self.weights.get("recall", 0.0), self.weights.get("text", 0.0)])
+
+    def fit(
+        self, candidates: NDArray[np.intp], total: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp], RecallFit | None]:
+        """Key policies among `candidates` and numbers of keys, both (layers, kv heads), for `total` keys in all.
+
+        The fit starts from the budgets for text, with the best policy of each head or one for all heads, whichever is
+        best on both axes, and refits until budgets are stable or no longer better.
+        """
+        names = [self.curves.policies[place] for place in candidates]
+        sizes, context = self.curves.sizes, self.curves.context
+        job: dict[str, Any] = {"job": "text costs", "weights": self.loaded.digest, "text": self.windows.sha256,
+                               "windows": list(self.rows), "policies": names, "seed": self.seed}  # fmt: skip
+
+        def window(k: int) -> dict[str, Any]:
+            (prompt,) = prompts_of(self.loaded, self.windows, self.rows[k], ("text",), context, self.seed)
+            return {"costs": text_costs(read_prompt(self.loaded, prompt, self.seed), names, sizes, self.seed)}
+
+        options: dict[str, Any] = {"tokens": context, "progress": self.progress}
+        text = self.kept.each(job, len(self.rows), window, **options)["costs"].mean(0)
+        every = np.arange(len(names))
+        starts = [budgets.least_cost(text, sizes, part, total)[:2] for part in (every, *every[:, None])]
+        if not self.both[0]:
+            return candidates[starts[0][0]], starts[0][1], None
+        reads, families = calibration(self.loaded, self.windows, self.rows, context, self.seed)
+        if not reads:
+            return candidates[starts[0][0]], starts[0][1], RecallFit(families, 0, (), ())
+        costs = [self._cost(reads, text, names, *start) for start in starts]
+        best = int(np.argmin([self.both @ one for one in costs]))
+        chosen, keys = starts[best]
+        history = [costs[best]]
+        for turn in range(ROUNDS):
+            recall = self._recall(reads, self._names(names, chosen), keys, turn)
+            own = np.take_along_axis(text, chosen[None, ..., None], 0)[0]
+            wanted = budgets.fisher_weighted(self.both[1] * own + self.both[0] * recall, sizes, total)
+            proposed = np.asarray(keys + STEP * (wanted - keys)).astype(np.intp)
+            now = self._cost(reads, text, names, chosen, proposed)
+            if self.both @ (now - history[-1]) >= 0:
+                break
+            moved = np.abs(proposed - keys).sum() / 2
+            keys = proposed
+            history.append(now)
+            if moved <= STABLE * total:
+                break
+        kl, cost = (tuple(part) for part in np.array(history).T.tolist())
+        return candidates[chosen], keys, RecallFit(families, len(reads), kl, cost)
+
+    def _table(self, part: Any, dummy: int) -> NDArray[np.intp]:
+        """Complete values of the planned layers with a dummy for all others, [layer][kv_head]."""
+        whole = np.full(kv_shape(self.loaded.model), dummy)
+        whole[list(self.curves.layers)] = part
+        return whole
+
+    def _names(self, names: Sequence[str], chosen: NDArray[np.intp]) -> Names:
+        return [["recent" if place < 0 else names[place] for place in row] for row in self._table(chosen, -1)]
+
+    def _cost(
+        self, reads: Sequence[ReadPrompt], text: Array, names: Sequence[str], chosen: NDArray[np.intp],
+        keys: NDArray[np.intp],
+    ) -> Array:  # fmt: skip
+        """Mean KL of the answers, measured, and cost on text, of policies and numbers of keys (layers, kv heads)."""
+        by_head = budgets.at_keys(text, self.curves.sizes, keys)
+        kl = [read.kl(read.cut(self._names(names, chosen), self._table(keys, 0))) for read in reads]
+        return np.array([np.mean(kl), np.take_along_axis(by_head, chosen[None], 0).sum()])
+
+    def _recall(self, reads: Sequence[ReadPrompt], names: Names, keys: NDArray[np.intp], turn: int) -> Array:
+        """Marginal recall costs at numbers of keys (layers, kv heads); a long measurement is announced."""
+        job = {"job": "recall", "weights": self.loaded.digest, "round": turn, "keys": keys.tolist(), "names": names,
+               "prompts": [digest(str(read.prompt)) for read in reads]}  # fmt: skip
+        tokens = POINTS * sum(len(read.prompt.question + read.prompt.answer) for read in reads)
+        seconds, _ = forward_cost(self.loaded.model, float(tokens * keys.size), self.curves.context)
+        check_cost("measuring recall head by head", seconds, yes=True)
+        each = partial(self.kept.each, job, tokens=tokens, progress=self.progress)
+        return recall_costs(reads, names, self._table(keys, 0), self.curves.layers, self.curves.sizes, each)
+
+
+def _detached(call: Captured) -> Captured:
+    return replace(call, query=call.query.detach(), key=call.key.detach(), value=call.value.detach())
