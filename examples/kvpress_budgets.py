@@ -6,6 +6,8 @@
     with press(model): model(input_ids, past_key_values=cache)
     ...
     for layer in model.model.layers: layer.self_attn.masked_key_indices = None  # before the next text
+
+`layer_press` gives all heads of a layer the same share of keys, by one press of kvpress, and removes the others.
 """
 
 import json
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from kvpress import ExpectedAttentionPress, KnormPress, SnapKVPress
+from kvpress import ExpectedAttentionPress, KnormPress, PerLayerCompressionPress, SnapKVPress
 from kvpress.presses.base_press import BasePress
 
 SINKS = 4  # first tokens that the policy "streaming" keeps
@@ -62,3 +64,9 @@ class PlanPress(BasePress):
         where = torch.cat([torch.full_like(indices, head) for head, indices in enumerate(dropped)])
         module.masked_key_indices = (torch.zeros_like(where), where, torch.cat(dropped))
         return keys, values
+
+
+def layer_press(file, press):
+    """Press that keeps the plan's mean share of the keys of each layer, chosen by a press such as SnapKVPress()."""
+    shares = json.loads(Path(file).read_text())["layer_shares"]
+    return PerLayerCompressionPress(press, [0 if share is None else 1 - share for share in shares])

@@ -16,7 +16,7 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import limitlens as ll
-from cache_cases import language_model
+from cache_cases import language_model, text
 from capture_cases import run, token_ids
 from tiny_models import LAYERS, TINY
 
@@ -85,6 +85,33 @@ def test_budgets_and_policies_inside_kvpress(tmp_path: Path) -> None:
     names[0][0] = "priority"
     with pytest.raises(ValueError, match="adds log-weights"):
         behind(budgets)
+
+
+def test_layers_of_kvpress_keep_the_mean_shares_of_a_plan(tmp_path: Path) -> None:
+    kvpress = pytest.importorskip("kvpress", reason="needs kvpress, in an environment of its own")
+    file, cache = tmp_path / "kv_budgets.json", transformers.DynamicCache()
+    file.write_text(json.dumps({"layer_shares": [0.25, 0.5, None]}))
+    model, ids = language_model().model, torch.arange(40)[None] % 29
+    with torch.inference_mode(), example("kvpress_budgets").layer_press(file, kvpress.KnormPress())(model):
+        model(ids, past_key_values=cache)
+    assert [layer.keys.shape[2] for layer in cache.layers] == [10, 20, 40]
+
+
+def test_the_example_generates_with_a_compressed_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script as it stands, with a tiny model in the place of the named one."""
+    import limitlens.models
+
+    loaded = language_model()
+    plan = ll.plan(loaded, text(), total=0.5, context=64, windows=(1, 1), policy="snapkv")
+    (tmp_path / "prompt.txt").write_text("abcdefgh" * 16)
+    arguments = ["example", "letters", str(plan.save(tmp_path / "plan")), str(tmp_path / "prompt.txt")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(limitlens.models, "load", lambda name, head: loaded)
+    example("compressed_generate")
+    *_, sizes = capsys.readouterr().out.splitlines()
+    assert sizes == "cache of the prompt: 0.0 MB, kept 0.0 MB"
 
 
 @pytest.mark.parametrize("how", ["yarn", "linear", "ntk", "none"])

@@ -216,3 +216,53 @@ def gather(
     tl.store(TABLE + to[:, None] * (v + 2) + column[None, :], pull, mask=known[:, None] & wide[None, :])
     tl.store(TABLE + to * (v + 2) + v, mass, mask=known)
     tl.store(TABLE + to * (v + 2) + v + 1, square, mask=known)
+
+
+@triton.jit
+def ragged(
+    Q, K, V, W, START, END, OUT, LSE, scale, softcap, length, queries, dk, dv, part, DK: tl.constexpr,
+    DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WEIGHTS: tl.constexpr, SOFTCAP: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Attention of a block of queries over one part of the keys of a row (see `ragged.attend`)."""
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start = tl.load(START + row)
+    total = (tl.load(END + row) - start).to(tl.int32)
+    rm = tl.program_id(2) * BM + tl.arange(0, BM)
+    rk, rv = tl.arange(0, DK), tl.arange(0, DV)
+    mine = rm < queries
+    qo = (row * queries + rm[:, None]) * dk + rk[None, :]
+    q = tl.load(Q + qo, mask=mine[:, None] & (rk[None, :] < dk), other=0.0)
+    last = total - length + rm % length  # last key that each query sees
+    stop = tl.minimum((at + 1) * part, total)
+    m, mass = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, DV], tl.float32)
+    for n in range(at * part, stop, BN):
+        rn = n + tl.arange(0, BN)
+        there = rn < stop
+        entry = start + rn
+        k = tl.load(K + entry[None, :] * dk + rk[:, None], mask=there[None, :] & (rk[:, None] < dk), other=0.0)
+        if WIDEN:
+            q, k = q.to(tl.float32), k.to(tl.float32)
+        s = tl.dot(q, k, input_precision="ieee") * scale
+        if SOFTCAP:
+            s = softcap * (1 - 2 / (tl.exp(2 * s / softcap) + 1))
+        if WEIGHTS:
+            s += tl.load(W + entry, mask=there, other=0.0)[None, :]
+        s = tl.where(there[None, :] & (rn[None, :] <= last[:, None]), s, -float("inf"))
+        new = tl.maximum(m, tl.max(s, 1))
+        level = tl.where(new == -float("inf"), 0.0, new)
+        a = tl.exp(m - level)
+        p = tl.exp(s - level[:, None])
+        mass = mass * a + tl.sum(p, 1)
+        v = tl.load(V + entry[:, None] * dv + rv[None, :], mask=there[:, None] & (rv[None, :] < dv), other=0.0)
+        p = p.to(v.dtype)
+        if WIDEN:
+            p, v = p.to(tl.float32), v.to(tl.float32)
+        acc = acc * a[:, None] + tl.dot(p, v, input_precision="ieee")
+        m = new
+    some = mass > 0
+    safe = tl.where(some, mass, 1.0)
+    to = (row * tl.num_programs(1) + at) * queries + rm
+    tl.store(OUT + to[:, None] * dv + rv[None, :], acc / safe[:, None], mask=mine[:, None] & (rv[None, :] < dv))
+    tl.store(LSE + to, tl.where(some, m + tl.log(safe), -float("inf")), mask=mine)

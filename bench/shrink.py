@@ -1,0 +1,309 @@
+"""Compressed KV cache against the full one: equal texts, bytes, speed, and plans for other prompt lengths.
+
+`python -m bench shrink` on a CPU runs smollm2 in about 15 minutes of processor time; SHRINK=equal,lengths names
+parts to run, the others keep their numbers. KVPRESS=/path/to/python adds kvpress 0.5.5 in its own environment.
+`python -m bench.shrink MODEL [LENGTH [BATCH,...]]` on a GPU adds the rows of one GPU, which are absent until then:
+`python -m bench.shrink qwen 32768 1,16,64`, with MODEL an alias, a folder or a hub id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import limitlens as ll
+from bench.timing import alternate
+from limitlens.attention.kernels import attend_cpu
+from limitlens.attention.ragged import RaggedRows
+from limitlens.cache.compressed import budgets_for, layer_bytes
+from limitlens.cache.cut import BEHIND, cut_windows, window_order
+from limitlens.cache.plan import Plan
+from limitlens.models import ALIASES, LoadedModel, capture, load
+from limitlens.models.intervene import PolicyHook, kv_shape
+from limitlens.record import read_run
+from limitlens.statistics.documents import paired_mean
+
+RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "shrink.json"
+FOLDER = Path("runs/shrink")
+SHARE = 0.25
+TEXT, SHORT, PROMPT = (
+    512,
+    2048,
+    4096,
+)  # tokens of prompts: texts are compared, a shorter plan is made, speed is measured
+WINDOWS = {SHORT: (4, 2), PROMPT: (2, 1)}  # windows that a plan is chosen and checked on
+NEW = 16  # new tokens of a prompt
+ROUNDS = 2
+PROMPTS, DOCUMENTS = 20, 8
+
+
+def planned(loaded: LoadedModel, context: int) -> Plan:
+    """The plan for a quarter of the cache at a prompt length, read from its folder if it was made before."""
+    folder = FOLDER / f"plan-{context}"
+    if not (folder / "run.json").is_file():
+        ll.plan(loaded, total=SHARE, context=context, windows=WINDOWS[context]).save(folder)
+    return read_run(folder).result(Plan)  # type: ignore[no-any-return]
+
+
+def texts(loaded: LoadedModel, plan: Plan, length: int, count: int) -> list[Tensor]:
+    """Windows (1, length + BEHIND) of the standard library's documentation that no plan has used."""
+    windows = cut_windows(loaded, "stdlib-docs", "auto", length)
+    order = window_order(windows, plan.seed)[plan.fitted + plan.checked :]
+    assert len(order) >= count, f"{len(order)} windows"
+    return [next(windows.batches(1, [index])) for index in order[:count]]
+
+
+def hook_of(loaded: LoadedModel, plan: Plan, length: int) -> PolicyHook:
+    """The plan's eviction as a mask, at another prompt length than its own."""
+    return PolicyHook(plan.policies, budgets_for(plan, length), length, plan.seed, kv_shape(loaded.model))
+
+
+def equal(loaded: LoadedModel) -> dict[str, Any]:
+    """Greedy texts of the compressed cache and of the masked trial: how many are equal, and how close their logits."""
+    plan, options = planned(loaded, SHORT), {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
+    model: Any = loaded.model
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    same, apart, other = 0, [], 0
+    kept = sum(map(sum, budgets_for(plan, TEXT))) / (TEXT * sum(map(len, plan.budgets)))
+    for ids in texts(loaded, plan, TEXT, PROMPTS):
+        with torch.inference_mode():
+            full = model.generate(ids[:, :TEXT], **options)
+            with ll.intervene(loaded, keys=hook_of(loaded, plan, TEXT)):
+                masked = model.generate(ids[:, :TEXT], **options)
+            with ll.apply(loaded, plan):
+                small = model.generate(ids[:, :TEXT], **options)
+        same += torch.equal(masked.sequences, small.sequences)
+        other += not torch.equal(full.sequences, small.sequences)
+        first = torch.stack(masked.logits[:2]), torch.stack(small.logits[:2])  # of the same tokens
+        apart.append(float((first[0] - first[1]).norm() / first[0].norm()))
+        print(f"  prompt {len(apart)}: {same} equal, {apart[-1]:.1e}", flush=True)
+    return {"prompt": TEXT, "share": kept, "new_tokens": NEW, "prompts": len(apart), "equal": same,
+            "logit_difference": max(apart), "different_from_full_cache": other}  # fmt: skip
+
+
+def decoded(loaded: LoadedModel, ids: Tensor, new: int = NEW) -> dict[str, float]:
+    """Seconds to read a prompt and tokens a second after it, greedy, with the cache that the model now has.
+
+    On a CPU seconds are processor time, which depends little on other load.
+    """
+    model: Any = loaded.model
+
+    def now() -> float:
+        if ids.device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    with torch.inference_mode():
+        started = now()
+        out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        read = now()
+        cache, size = out.past_key_values, sum(map(layer_bytes, out.past_key_values.layers))
+        for _ in range(new):
+            out = model(input_ids=out.logits[:, -1:].argmax(-1), past_key_values=cache)
+        ended = now()
+    return {"prefill_seconds": read - started, "tokens_per_second": new * len(ids) / (ended - read), "bytes": size}
+
+
+def medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+
+
+def speed(loaded: LoadedModel) -> dict[str, Any]:
+    """Tokens a second, prefill and eviction at 4,096 tokens: full cache and compressed cache in alternating rounds.
+
+    All on one thread, in processor time.
+    """
+    plan = planned(loaded, PROMPT)
+    (ids,) = texts(loaded, plan, PROMPT, 1)
+    ids, found = ids[:, :PROMPT], {"full": [], "compressed": []}
+    for _ in range(ROUNDS):
+        for name, rows in found.items():
+            block = ll.apply(loaded, plan) if name == "compressed" else nullcontext()
+            with patch("time.perf_counter", time.process_time), block as applied:  # of eviction too
+                rows.append(decoded(loaded, ids))
+            if applied is not None:
+                rows[-1]["eviction_seconds"] = applied.seconds
+            print(f"  {name}: {rows[-1]}", flush=True)
+    small = medians(found["compressed"])
+    return {
+        "prompt": PROMPT, "new_tokens": NEW, "rounds": ROUNDS, "share": plan.total.share,
+        "plan_bytes": plan.total.bytes, "full": medians(found["full"]), "compressed": small,
+        "bytes_of_plan": small["bytes"] / plan.total.bytes,
+        "eviction_of_prefill": small["eviction_seconds"] / small["prefill_seconds"],
+        "speed_of_full": small["tokens_per_second"] / medians(found["full"])["tokens_per_second"],
+    }  # fmt: skip
+
+
+def kvpress(loaded: LoadedModel) -> dict[str, Any]:
+    """The prompt of `speed` with kvpress's uniform compression at the plan's share, in an environment with kvpress."""
+    plan, weights = planned(loaded, PROMPT), ALIASES["smollm2"].locate()
+    ids = texts(loaded, plan, PROMPT, 1)[0][:, :PROMPT]
+    script = str(Path(__file__).with_name("kvpress_speed.py"))
+    command = [os.environ["KVPRESS"], script, str(weights), str(plan.total.share), str(NEW), str(ROUNDS)]
+    answer = subprocess.run(command, input=json.dumps(ids.tolist()), capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    print(f"  {found}", flush=True)
+    return found
+
+
+def layout(loaded: LoadedModel) -> dict[str, Any]:
+    """One layer's decoding attention on a CPU: rows grouped by length against rows padded to one length."""
+    plan, found = planned(loaded, PROMPT), {}
+    rng = np.random.default_rng(0)
+    layer = max(range(len(plan.budgets)), key=lambda i: np.std(plan.budgets[i]))  # where budgets differ most
+    for case, lengths in (
+        ("1", [PROMPT]),
+        ("8", [PROMPT] * 8),
+        ("8 of different lengths", rng.integers(2048, 4097, 8)),
+    ):
+        counts = [budgets_for(plan, int(n))[layer] for n in lengths]
+        kept = [row[head] for head in range(len(counts[0])) for row in counts]
+        rows = RaggedRows(torch.randn(sum(kept), 64), torch.randn(sum(kept), 64), tuple(kept), len(counts))
+        heads = len(counts[0])
+        rows.append(torch.randn(len(counts), heads, 1, 64), torch.randn(len(counts), heads, 1, 64), PROMPT)
+        query, longest = torch.randn(len(counts), 3 * heads, 1, 64), max(kept) + 1
+        grouped = query.view(len(counts), heads, 3, 64).transpose(0, 1).reshape(-1, 3, 64) / 8
+        there = torch.arange(longest) < (rows.end - rows.start)[:, None]
+        bias = torch.where(there, 0.0, float("-inf"))[:, None]
+        place = (rows.start[:, None] + torch.arange(longest)).clamp_max(len(rows.key) - 1)
+        key, value = rows.key[place], rows.value[place]
+        works: dict[str, Callable[[], Any]] = {
+            "grouped": lambda rows=rows, query=query: rows.attend(query, scale=1 / 8),
+            "padded": lambda args=(grouped, key, value, bias): attend_cpu(
+                *args
+            ),  # more memory: all rows as the longest
+            "padded when used": lambda rows=rows, g=grouped, p=place, b=bias: attend_cpu(
+                g, rows.key[p], rows.value[p], b
+            ),
+        }
+        times = {name: 1e6 * taken for name, taken in alternate(60, **works).items()}
+        found[case] = {
+            "kept": kept,
+            "microseconds": times,
+            "padded_memory": longest * len(kept) / (sum(kept) + len(kept)),
+        }
+        print(f"  batch {case}: {times}", flush=True)
+    return {"layer": layer, "batch": found}
+
+
+def lengths(loaded: LoadedModel) -> dict[str, Any]:
+    """KL from the full cache at 4,096 tokens, of a plan made at 2,048 and of one made at 4,096, at equal shares."""
+    plans = {context: planned(loaded, context) for context in (SHORT, PROMPT)}
+    model, rows = loaded.model, []
+    for ids in texts(loaded, plans[PROMPT], PROMPT, DOCUMENTS):
+        hooks = {context: hook_of(loaded, plan, PROMPT) for context, plan in plans.items()}
+        with torch.inference_mode():
+            with capture(model, lambda call, hooks=hooks: [hook(call) for hook in hooks.values()] and None):
+                cache = model(input_ids=ids[:, :PROMPT], use_cache=True, logits_to_keep=1).past_key_values
+
+            def predicted(cache: Any = cache, ids: Tensor = ids) -> Tensor:
+                out = model(input_ids=ids[:, PROMPT:], past_key_values=deepcopy(cache))
+                return out.logits[0].float().log_softmax(-1)
+
+            full, row = predicted(), []
+            for hook in hooks.values():
+                with ll.intervene(loaded, keys=hook):
+                    row.append(float((full.exp() * (full - predicted())).sum(-1).mean()))
+        rows.append(row)
+        print(f"  document {len(rows)}: {row}", flush=True)
+    table = np.array(rows)
+    kl = {str(context): vars(paired_mean(table[:, i])) for i, context in enumerate(plans)}
+    kept = {str(context): sum(map(sum, budgets_for(plan, PROMPT))) for context, plan in plans.items()}
+    return {"prompt": PROMPT, "behind": BEHIND, "documents": len(rows), "entries": kept, "kl": kl,
+            "difference": vars(paired_mean(table[:, 0] - table[:, 1]))}  # fmt: skip
+
+
+PARTS: dict[str, Callable[[LoadedModel], dict[str, Any]]] = {
+    "equal": equal, "speed": speed, "kvpress": kvpress, "layout": layout, "lengths": lengths,
+}  # fmt: skip
+
+
+def run() -> dict[str, Any]:
+    """The named parts on the CPU; the others keep what the file holds."""
+    old = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    loaded = load("smollm2", device="cpu", head=True)
+    torch.set_num_threads(1)
+    every = [name for name in PARTS if name != "kvpress" or "KVPRESS" in os.environ]
+    for name in os.environ.get("SHRINK", ",".join(every)).split(","):
+        print(f" {name}", flush=True)
+        old[name] = PARTS[name](loaded)
+        RESULTS.write_text(json.dumps(old, indent=2) + "\n")  # what is measured is kept if a later part fails
+    return {name: old[name] for name in (*PARTS, "gpu") if name in old}
+
+
+def gpu(model: str, length: int = 32_768, batches: str = "1,16,64", new: int = NEW) -> dict[str, Any]:
+    """Rows of one GPU: bytes, prefill, tokens a second and one layer's attention, full and compressed, by batch."""
+    cuda = torch.cuda.is_available()
+    loaded = load(model, device="cuda" if cuda else "cpu", dtype=torch.bfloat16, head=True)
+    plan, rows = ll.plan(loaded, total=SHARE, context=min(length, PROMPT), windows=(2, 1)), []
+    config = loaded.model.config.get_text_config()
+    for batch in map(int, batches.split(",")):
+        ids = torch.randint(config.vocab_size, (batch, length), device=loaded.model.device)
+        row: dict[str, Any] = {"batch": batch, "length": length, "share": plan.total.share}
+        for name in ("full", "compressed"):
+            before = torch.cuda.memory_allocated() if cuda else 0
+            try:
+                with ll.apply(loaded, plan) if name == "compressed" else nullcontext():
+                    row[name] = decoded(loaded, ids, new)
+            except torch.OutOfMemoryError:
+                row[name] = None  # it does not fit beside the weights
+            row[f"{name}_peak"] = (torch.cuda.max_memory_allocated() if cuda else 0) - before
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+        row["attention_microseconds"] = attention(loaded, plan, batch, length)
+        rows.append(row)
+        print(f"  {row}", flush=True)
+    device = torch.cuda.get_device_name() if cuda else "cpu"
+    return {
+        "model": model,
+        "device": device,
+        "command": " ".join(["python -m bench.shrink", *sys.argv[1:]]),
+        "rows": rows,
+    }
+
+
+def attention(loaded: LoadedModel, plan: Plan, batch: int, length: int) -> dict[str, float]:
+    """One layer's decoding attention: torch's function on the full cache, and the ragged rows of the plan."""
+    config, device = loaded.model.config.get_text_config(), loaded.model.device
+    heads, groups = kv_shape(loaded.model)[1], config.num_attention_heads // kv_shape(loaded.model)[1]
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, width, device=device, dtype=loaded.model.dtype)
+
+    counts = next(row for row, kind in zip(budgets_for(plan, length), plan.layer_kinds, strict=True) if kind == "full")
+    kept = tuple(count for count in counts for _ in range(batch))
+    rows = RaggedRows(drawn(sum(kept)), drawn(sum(kept)), kept, batch)
+    rows.append(drawn(batch, heads, 1), drawn(batch, heads, 1), length)
+    query, key, value = drawn(batch, heads * groups, 1), drawn(batch, heads, length), drawn(batch, heads, length)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def timed(work: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: (work(), torch.cuda.synchronize() if device.type == "cuda" else None)
+
+    works = {"scaled_dot_product_attention": lambda: sdpa(query, key, value, enable_gqa=True),
+             "ragged": lambda: rows.attend(query, scale=width**-0.5)}  # fmt: skip
+    with torch.inference_mode():
+        return {name: 1e6 * taken for name, taken in alternate(20, **{k: timed(w) for k, w in works.items()}).items()}
+
+
+if __name__ == "__main__":
+    name, *rest = sys.argv[1:]
+    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    made = gpu(name, *(kind(value) for kind, value in zip((int, str, int), rest, strict=False)))
+    RESULTS.write_text(json.dumps(kept | {"gpu": made}, indent=2) + "\n")
