@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -230,7 +231,7 @@ def signals(at: dict[str, list[int]]) -> Any:
     def pressed(name: str) -> int:
         counts[name] = counts.get(name, 0) + 1
         for _ in range(at.get(name, []).count(counts[name])):
-            signal.raise_signal(signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as Ctrl-C, which interrupts waiting
         return counts[name]
 
     return counts, pressed
