@@ -3,18 +3,21 @@
 `python -m bench recall` measures smollm2 on a CPU (about an hour on one core); the environment variables of `OPTIONS`
 change model, context, share, prompts and texts. Plans are kept in the folder RECALL_PLANS, so that an interrupted run
 goes on; the prompts are written to RECALL_PROMPTS, on which `bench/recall_kvpress.py` runs kvpress's own methods.
+`python -m bench.recall RESULTS.json PROBE` then compares the heads that recall with a probe of the model in a folder.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 import limitlens as ll
 from limitlens.attention.policies import POLICIES, SHARED
@@ -151,3 +154,43 @@ def summary(scores: dict[str, dict[str, list[list[float]]]], baseline: str = "kv
         solved = None if task == TEXT else bool(arrays["full"][:, 0].mean() >= SOLVED)
         found[task] = {"solved_with_the_full_cache": solved, "methods": rows}
     return found
+
+
+def compared(heads: list[list[int]], run: Any, kv_heads: int) -> dict[str, Any]:
+    """Query heads of some key/value heads against all others in a probe: regimes, and medians with rank tests.
+
+    The test is that of Mann and Whitney, two-sided; with five quantities, one p-value of 0.05 is to be expected in 20
+    comparisons by chance.
+    """
+    groups = 1 + max(record.head for record in run.records)
+    groups //= kv_heads
+    inside = np.array([[record.layer, record.head // groups] in heads for record in run.records])
+    found: dict[str, Any] = {"query_heads": int(inside.sum()), "others": int((~inside).sum())}
+    regimes = np.array([record.regime.value if record.regime else "unknown" for record in run.records])
+    found["regimes"] = {name: [int((regimes[part] == name).sum()) for part in (inside, ~inside)]
+                        for name in sorted(set(regimes))}  # fmt: skip
+    columns = {
+        "layer": [record.layer for record in run.records],
+        "horizon": [record.horizon for record in run.records],
+        "score_std": [record.score_std for record in run.records],
+        "effective_tokens": [record.effective_tokens[-1] for record in run.records],
+        "sink_mass": [record.sink_mass for record in run.records],
+    }
+    for name, column in columns.items():
+        values = np.array([np.nan if value is None else value for value in column], dtype=float)
+        parts = [part[np.isfinite(part)] for part in (values[inside], values[~inside])]
+        test = stats.mannwhitneyu(*parts).pvalue if all(map(len, parts)) else np.nan
+        found[name] = {"median": float(np.median(parts[0])) if len(parts[0]) else None,
+                       "median_of_others": float(np.median(parts[1])), "p_value": float(test)}  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    results, probed = json.loads(path.read_text()), ll.load(sys.argv[2])
+    kv = 1 + max(record.kv_head for record in probed.records)
+    results["probe"] = {
+        name: compared(heads, probed, kv) for name, heads in results["heads"].items() if name.startswith("only")
+    }
+    path.write_text(json.dumps(results, indent=2) + "\n")
+    print(json.dumps(results["probe"], indent=1))
