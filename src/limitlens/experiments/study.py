@@ -16,7 +16,7 @@ from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.experiments import study_pass
 from limitlens.experiments.reference import Reference
-from limitlens.experiments.study_pass import ReplicatePass, Rows, StudySetup
+from limitlens.experiments.study_pass import MOST_QUERIES, ReplicatePass, Rows, StudySetup
 from limitlens.experiments.study_result import MOMENT, REACH, StudyResult
 from limitlens.experiments.uniform import missed_note
 from limitlens.measures import Gaussian
@@ -65,8 +65,8 @@ def study(
     cells = Cells(parse_sizes(sizes))
     head = as_head(head, measure.dim)
     check_number("replicates", replicates, "at least 2, since error bars come from their scatter", low=2)
-    expected = f"2 to {study_pass.MOST_QUERIES}, of which a few hundred are enough"
-    check_number("queries", 2 if queries is None else queries, expected, low=2, below=study_pass.MOST_QUERIES + 1)
+    expected = f"2 to {MOST_QUERIES}, of which a few hundred are enough"
+    check_number("queries", 2 if queries is None else queries, expected, low=2, below=MOST_QUERIES + 1)
     if radius is not None:
         check_number("the radius", radius, "a positive number of at most 1e6", closed=False, below=1e6 * (1 + 1e-9))
     check_seed(seed)
@@ -85,10 +85,8 @@ def study(
     warnings = list(reference.warnings)
     if queries is None:
         queries = study_pass.choose_queries(setup) if job.saved is None else int(job.saved.position["queries"])
-        if min(study_pass.MOST_QUERIES, cells.sizes[-1]) <= queries < cells.sizes[-1]:
-            warnings.append(
-                f"the pilot asked for more than {study_pass.MOST_QUERIES} queries; their noise is corrected for"
-            )
+        if min(MOST_QUERIES, cells.sizes[-1]) <= queries < cells.sizes[-1]:
+            warnings.append(f"the pilot asked for more than {MOST_QUERIES} queries; their noise is corrected for")
     run = _StudyRun(setup, min(queries, cells.sizes[-1]), job.saved)
     interrupted = run.finish(job, progress, warnings)
     return run.result(seed, started, interrupted, warnings)
@@ -189,7 +187,7 @@ class _StudyRun:
             measure=repr(measure),
             theory=_predicted_rates(head_reach, proxy_reach(measure, head.A), start),
             asymptotic={name: _asymptotic_rate(name, measure, head_reach.horizon) for name in under("errors.", rows)},
-            predict=partial(_predicted_curves, measure, head, head_reach, sizes, setup.mask_self),
+            predict=partial(_curves, measure, head, head_reach, sizes, setup.mask_self),
             mask_self=setup.mask_self, queries=self.queries, seed=seed, device=str(setup.device),
             kernel=kernel_words(width, setup.precision), interrupted=interrupted,
             seconds=time.perf_counter() - started, warnings=tuple(warnings),
@@ -222,9 +220,7 @@ def _asymptotic_rate(name: str, measure: Measure, horizon: float) -> float:
     return (rates.rate_rms_output if MOMENT.get(name) == 2 else rates.rate_sharp)(horizon)
 
 
-def _predicted_curves(
-    measure: Measure, head: Head, head_reach: Reach, sizes: Sequence[int], mask_self: bool
-) -> dict[str, Array]:
+def _curves(measure: Measure, head: Head, head_reach: Reach, sizes: Sequence[int], mask_self: bool) -> dict[str, Array]:
     """Predicted errors (sizes,) for Gaussian tokens: `output` (exact), and `mean` where it has a formula.
 
     `mean` needs centred tokens without `mask_self`, and d = 1 (heuristic beyond H = 1) or ‖Σ^{1/2} A Σ^{1/2}‖_F ≤ 1.

@@ -191,25 +191,22 @@ class StudyResult(Result):
         columns = [cells(curve.error, curve.stderr) for curve in self.errors.values()]
         values = Table("errors", ["n", *self.errors], [*zip(self.sizes, *columns, strict=True)], folded=True)
         wanted = [f"{error:.0%} relative output error: {self.tokens_for(error)}" for error in WANTED]
-        return View(
-            f"{self.measure}, horizon {horizon}",
-            f"{self.replicates} replicates · {self.queries} queries · {span(self)} · on {self.device}",
-            (
-                f"Attention over n tokens of {self.measure} was compared with its exact infinite-token limit, "
-                f"{span(self)}, in {self.replicates} replicates.",
-                _fitted_rates(self),
-                f"Tokens needed for a relative output error of {WANTED[0]:.0%}: {self.tokens_for(WANTED[0])}."
-                + _weak_note(self),
-            ),
-            [
-                Section("Error against the number of tokens", MARKS, [_errors_figure(self), values]),
-                Section("Rates", f"Fitted rates, and the rates that errors tend to. {reach}.", [_rates_table(self)]),
-                Section("Has the rate converged?", CONVERGED, [_slopes_figure(self)]),
-                Section("How many tokens for an error?", "", [Text(wanted, listed=True)]),
-            ],
-            warnings=tuple(self.warnings),
-            trust=trust([self], self.interrupted),
+        verdict = (
+            f"Attention over n tokens of {self.measure} was compared with its exact infinite-token limit, "
+            f"{span(self)}, in {self.replicates} replicates.",
+            _fitted_rates(self),
+            f"Tokens needed for a relative output error of {WANTED[0]:.0%}: {self.tokens_for(WANTED[0])}."
+            + _weak_note(self),
         )
+        sections = [
+            Section("Error against the number of tokens", MARKS, [_errors_figure(self), values]),
+            Section("Rates", f"Fitted rates, and the rates that errors tend to. {reach}.", [_rates_table(self)]),
+            Section("Has the rate converged?", CONVERGED, [_slopes_figure(self)]),
+            Section("How many tokens for an error?", "", [Text(wanted, listed=True)]),
+        ]
+        title, caveats = f"{self.measure}, horizon {horizon}", trust([self], self.interrupted)
+        subtitle = f"{self.replicates} replicates · {self.queries} queries · {span(self)} · on {self.device}"
+        return View(title, subtitle, verdict, sections, warnings=tuple(self.warnings), trust=caveats)
 
     def figures(self) -> list[Figure]:
         """List of the study's one figure: error curves with 95% bars, fitted power laws and predictions."""
