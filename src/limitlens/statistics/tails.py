@@ -213,8 +213,7 @@ def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
 def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
     """Excess K̂(s)/(s²/2) - 1 of the log-moment curve over the Gaussian one, and its standard error.
 
-    Both are (directions, points), from `projections` (directions, n) of n tokens. The lengths `s` must be multiples 1,
-    2, 3, ... of the first.
+    Both are (directions, points), from `projections` (directions, n) of n tokens, at lengths `s` = s₁, 2 s₁, 3 s₁, ….
     """
     lib, (directions, n) = library(projections), projections.shape
     length, excess, stderr = array_like(projections, s), [], []
