@@ -13,9 +13,7 @@ from limitlens.attention.head import Head, as_head, designed_head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.estimate import Estimate
-from limitlens.measures.base import Measure
-from limitlens.measures.custom import TokenLaw, as_measure
-from limitlens.measures.gaussian import Gaussian
+from limitlens.measures import Gaussian, Measure, TokenLaw, as_measure
 from limitlens.measures.named import named_measure
 from limitlens.report.text import plural, short
 from limitlens.report.view import SHADES, Axis, Block, Dash, Figure, Section, Table, View, frame_table, line, points
@@ -205,8 +203,7 @@ def hardmax(
     errors = hardmax_study(law, head, counts, **options, progress=progress, checkpoint=checkpoint)
     inputs |= {"measure": measure if isinstance(measure, str) else repr(law), "dim": law.dim}
     inputs |= {"error": SCATTER, "matrix": matrix, "A": head.A.tolist()}
-    predicted = _isotropic(law, head, counts)
-    return Hardmax(inputs, HardmaxCurve.of(f"hardmax over {law!r}", errors, **predicted), ())
+    return Hardmax(inputs, HardmaxCurve.of(f"hardmax over {law!r}", errors, **_isotropic(law, head, counts)), ())
 
 
 def _isotropic(law: Measure, head: Head, sizes: tuple[int, ...]) -> dict[str, PredictedCurve]:
@@ -318,9 +315,8 @@ def _check(sizes: tuple[int, ...], replicates: int) -> None:
 def grid_outputs(signed_horizon: float, n: int, replicates: int, seed: int) -> tuple[Array, Array, Array]:
     """Simulate softmax attention with scores H·x·y over n normal tokens on a grid, at a cost that hardly grows with n.
 
-    H is `signed_horizon`. Returns the grid points (points,), and for each the share of tokens and the output there,
-    (points, replicates). Tokens follow the discrete Gaussian ∝ exp(−y²/2) on a grid of step 0.01. Its infinite-token
-    output at x is H·x to machine precision.
+    H is `signed_horizon`. Returns the grid points (points,), and the share of tokens and output at each, (points,
+    replicates). Tokens follow the discrete Gaussian ∝ exp(−y²/2) of step 0.01, of limit H·x to machine precision.
     """
     check_horizon(signed_horizon)
     check_number("n", n, "between 2 and 1e15 tokens", low=2, below=10**15 + 1)

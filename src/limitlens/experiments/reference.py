@@ -7,8 +7,7 @@ from torch import Tensor
 from limitlens.attention.attend import attend_state
 from limitlens.attention.head import Head, limit
 from limitlens.errors import Array, InputError
-from limitlens.measures import Discrete, Gaussian, Sample, Sphere
-from limitlens.measures.base import Measure
+from limitlens.measures import Discrete, Gaussian, Measure, Sample, Sphere
 from limitlens.measures.sphere import SMOOTH_FROM, limit_covariance
 from limitlens.sampling.streams import IidStream, PoolStream, generator_for
 from limitlens.statistics.estimators import GaussianControls, TokenSums
@@ -73,10 +72,9 @@ class Reference:
             rows = rows[keep.sort().values.numpy()]
         tokens = torch.from_numpy(np.array(rows))  # a copy: the file behind it may be read-only
         if largest >= len(rows):
-            raise InputError(
-                f"the largest size is {largest} and the sample has {len(rows)} tokens; expected sizes smaller than the "
-                "sample, since the reference is attention over all of it; lower the sizes or give more tokens"
-            )
+            given = f"the largest size is {largest} and the sample has {len(rows)} tokens"
+            expected = "sizes smaller than the sample, since the reference is attention over all of it"
+            raise InputError(f"{given}; expected {expected}; lower the sizes or give more tokens")
         self.stream = PoolStream(tokens.to(device), largest, seed)
         at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
         limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])

@@ -162,8 +162,7 @@ def scaling(
     One query q attends to `n` random keys k on the sphere S^{dim−1}. Give the inverse temperature `beta`, or the
     effective number of keys `theta` (by default 1, between averaging and collapse). The `law` of the keys is "uniform",
     "vmf" (von Mises-Fisher, with `concentration`, and `cosine` between mean direction and query) or "power" (density
-    like |q−k|^power near the query). With a `value` matrix V (d_out, dim), mean and covariance of the output V Γ are
-    given too, for the query (1, 0, ..., 0).
+    like |q−k|^power near the query). A `value` matrix V (d_out, dim) adds mean and variance of V Γ, q = (1, 0, ..., 0).
 
     >>> result = ll.scaling(dim=5, n=1000, theta=1, replicates=100)
     >>> result.regime, round(result.inputs['beta'], 1)

@@ -19,16 +19,14 @@ from limitlens.experiments.reference import Reference
 from limitlens.experiments.study_pass import MOST_QUERIES, ReplicatePass, Rows, StudySetup
 from limitlens.experiments.study_result import MOMENT, REACH, StudyResult
 from limitlens.experiments.uniform import missed_note
-from limitlens.measures import Gaussian
-from limitlens.measures.base import Measure
-from limitlens.measures.custom import CustomMeasure, TokenLaw, as_measure
+from limitlens.measures import Gaussian, Measure, TokenLaw, as_measure
+from limitlens.measures.custom import CustomMeasure
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, Job, Saved, identity, under
 from limitlens.sampling.interrupt import Interrupt, StopNow, held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.streams import generator_for
 from limitlens.theory import curve, rates
-from limitlens.theory.rates import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
 from limitlens.theory.statuses import CENTRED, mean_verified
 
@@ -49,8 +47,7 @@ def study(
     Errors are those of the head's output, and of the mean and covariance of its outputs. `sizes` are the numbers n, as
     "lo:hi:k", "a,b,c" or a sequence. For a `Sample`, tokens are drawn from it without replacement, and the limit is
     attention over all of it. A short first run chooses the number of `queries` if none is given. The bias of using few
-    queries is removed. `mask_self` leaves each query's own token out of its softmax. A `radius` adds the largest error
-    over all queries in the ball of this radius.
+    queries is removed. `mask_self` leaves each query's own token out. A `radius` adds the largest error over this ball.
 
     Ctrl-C returns the result of the finished replicates; the same call with the same `checkpoint` resumes. `progress`
     is called with (done, total). `memory` bounds the bytes held. `precision` on a GPU is "accurate" (about 1e-6),
@@ -185,7 +182,7 @@ class _StudyRun:
             floor=rows["floor"].max(0),
             scale={"output": math.sqrt(variance + square), "output_centred": math.sqrt(variance)},
             measure=repr(measure),
-            theory=_predicted_rates(head_reach, proxy_reach(measure, head.A), start),
+            theory=_predicted_rates(head_reach, rates.proxy_reach(measure, head.A), start),
             asymptotic={name: _asymptotic_rate(name, measure, head_reach.horizon) for name in under("errors.", rows)},
             predict=partial(_curves, measure, head, head_reach, sizes, setup.mask_self),
             mask_self=setup.mask_self, queries=self.queries, seed=seed, device=str(setup.device),

@@ -127,11 +127,9 @@ class StudyResult(Result):
         """Table with one row per error and size n: value, standard error, local slope on log axes, and prediction."""
         parts = []
         for name, curve in self.errors.items():
-            slopes, slope_errors = curve.local_slopes
+            local = [np.append(slopes, np.nan) for slopes in curve.local_slopes]
             part = {"error": name, "n": self.sizes, "value": curve.error, "stderr": curve.stderr}
-            part["local_slope"] = np.append(slopes, np.nan)
-            part["local_slope_stderr"] = np.append(slope_errors, np.nan)
-            part["floor"] = self.floor
+            part |= {"local_slope": local[0], "local_slope_stderr": local[1], "floor": self.floor}
             part["predicted"] = self.predicted.get(name, np.full(len(self.sizes), np.nan))
             if name == "output":
                 with np.errstate(divide="ignore", invalid="ignore"):

@@ -140,8 +140,7 @@ class RadiusSweep(_Sweep):
 
     def constants(self, name: str) -> tuple[Array, Array]:
         """√n times the error `name` at the largest n, and its standard error, for each radius."""
-        curves = [study.errors[name] for study in self.curves]
-        last = [(curve.error[-1], curve.stderr[-1]) for curve in curves]
+        last = [(curve.error[-1], curve.stderr[-1]) for curve in (study.errors[name] for study in self.curves)]
         value, stderr = np.sqrt(self.curves[0].sizes[-1]) * np.transpose(last)
         return value, stderr
 
@@ -237,7 +236,8 @@ def sweep(
     if radii is None and not values:
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
     if radii is not None and not np.isfinite(law.radius):
-        raise InputError(f"radii scale laws of bounded support, {law!r} is unbounded; use sphere, ball, cube or vmf")
+        remedy = "use sphere, ball, cube or vmf"
+        raise InputError(f"radii scale a law of bounded support, and {law!r} is unbounded; {remedy}")
     if radii is not None and len(values) < FEWEST_RADII:
         raise InputError(f"{len(values)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
     designed = [horizon] if radii is not None else values

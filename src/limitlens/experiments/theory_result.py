@@ -29,6 +29,7 @@ PARTS = {
     ),
     "hardmax": ("Hardmax: E|mean output| at n = {n:g}", _VALUE),
 }
+NORMS = {"horizon": "horizon", "horizon_one_sided": "one-sided", "coupling": "coupling", "frobenius": "‖B‖_F"}
 QUERY_COLUMNS = (
     "query", "tilt τ", "effective n", "rms error (CLT)", "exact", "error ε", "P(error > ε) at most", "useful from n =",
     "95% interval",
@@ -76,10 +77,7 @@ class TheoryReport(Result):
     def view(self) -> View:
         """Tables of all predictions; on the HTML page also figures."""
         inputs, numbers = self.predicted["inputs"], self.predicted["theory"]
-        reach = (
-            f"horizon {short(numbers['horizon'], 4)}, one-sided {short(numbers['horizon_one_sided'], 4)}, "
-            f"coupling {short(numbers['coupling'], 4)}, ‖B‖_F {short(numbers['frobenius'], 4)}"
-        )
+        reach = ", ".join(f"{label} {short(numbers[name], 4)}" for name, label in NORMS.items())
         if (tilt := numbers.get("mean_tilt", 0.0)) > CENTRED:
             reach += f", mean tilt {short(tilt, 4)}"
         sections = [
