@@ -202,12 +202,9 @@ def depth(
         (ids,) = windows.batches(1, [index])
         ids = ids.to(stack.device)
         generator = generator_for(seed, index)
-        variants = (
-            intervene(stack, keys=SampledKeys(size, generator, key_sharing=key_sharing, **options))
-            for options in passes
-            for size in sizes
-            for _ in range(replicates)
-        )
+        draws = [(options, size) for options in passes for size in sizes for _ in range(replicates)]
+        samplers = (SampledKeys(size, generator, key_sharing=key_sharing, **options) for options, size in draws)
+        variants = (intervene(stack, keys=sampler) for sampler in samplers)
         with torch.inference_mode():
             whole = _read(stack, reader, ids)
             read = harness.read_under(variants, lambda: _read(stack, reader, ids))
