@@ -205,10 +205,8 @@ def scaling_limits(
     sample, method = weight_samples.measure_weights(law, n, beta, replicates, rng)
     finite, poisson = KeyPoints(law, n, beta), PoissonPoints(theta, law.a)
     limit = weight_samples.sample_weights(poisson, replicates, rng, law.tangent_dim)
-    ranked, ranked_limit = (
-        weight_samples.sample_ordered(keys, min(n, RANKS), replicates, np.random.default_rng(seed))
-        for keys in (finite, poisson)
-    )
+    ordered_weights = partial(weight_samples.sample_ordered, ranks=min(n, RANKS), replicates=replicates)
+    ranked, ranked_limit = (ordered_weights(keys, rng=np.random.default_rng(seed)) for keys in (finite, poisson))
     top = weights.mean_top(finite)
     run = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
     nearest = np.sqrt(2 * sample.nearest / beta)
@@ -217,10 +215,8 @@ def scaling_limits(
         deficit = control.collapse_deficit(n, beta, law)
         collapse["one_minus_top_weight"] = sampled(sample.deficit, predicted=deficit, exact=1 - top)
     exact, expected = weights.participation(finite), weights.participation(poisson)
-    far = (
-        f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: E Σw² is {exact:.3g}, "
-        f"and {expected:.3g} in the limit; trust the exact values"
-    )
+    far = f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: "
+    far += f"E Σw² is {exact:.3g}, and {expected:.3g} in the limit; trust the exact values"
     return ScalingLimits(
         inputs={"law": law.name, **law.parameters, **run},
         local={"exponent": law.exponent, "a": law.a, "c": math.exp(law.log_c)},

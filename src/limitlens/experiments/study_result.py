@@ -274,10 +274,8 @@ def _weak_note(study: StudyResult) -> str:
     """Advice where the infinite-token output is smaller than the sampling error of a plain average of tokens."""
     if study.theory["horizon"] > WEAK or not study.relative.error[-1] > 1:
         return ""
-    return (
-        f" The limit itself is small at horizon {short(study.theory['horizon'])}: a larger horizon, not a smaller one, "
-        "lowers the relative error."
-    )
+    small = f" The limit itself is small at horizon {short(study.theory['horizon'])}"
+    return f"{small}: a larger horizon, not a smaller one, lowers the relative error."
 
 
 def _smallest_error(study: StudyResult) -> float:

@@ -110,10 +110,8 @@ class DepthRun(harness.DocumentResult):
         figures = [Figure("Error by layer (resampled)", *axes, errors, height=380)]
         finding = f"With {keys} keys the relative error behind the last layer is {plus_minus(end, 'error')}."
         if "single" in self.include:
-            finding += (
-                f" The errors of single layers sum to {plus_minus(end, 'sum_of_single')} in squares, and the error is "
-                f"{plus_minus(end, 'over_sum')} times that sum."
-            )
+            finding += f" The errors of single layers sum to {plus_minus(end, 'sum_of_single')} in squares, "
+            finding += f"and the error is {plus_minus(end, 'over_sum')} times that sum."
             for place, (_, rows) in enumerate(resampled.groupby("keys")):
                 sums = rows["layer"], rows["sum_of_single"], errors[place].colour
                 errors.append(line("sum of single layers", *sums, "dashed", listed=place == 0))

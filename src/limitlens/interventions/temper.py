@@ -139,15 +139,11 @@ class Temper(harness.DocumentResult):
             "away than the trained window (far); lower is better. Means over documents ± standard errors; differences "
             "to YaRN's factor are paired by document."
         )
-        gamma_lead = (
-            "γ of each head: scores of a query at position p beyond the trained window n₀ are multiplied by (p/n₀)^γ. "
-            "The exponent of a head that does not influence the loss means nothing."
-        )
+        gamma_lead = "γ of each head: scores of a query at position p beyond the trained window n₀ are multiplied by "
+        gamma_lead += "(p/n₀)^γ. The exponent of a head that does not influence the loss means nothing."
         sections = [Section("Perplexity and retrieval", lead, blocks), Section("Exponents", gamma_lead, self.maps())]
-        measured = (
-            f"{self.model} reads {self.to:,} tokens, {self.to / self.trained:g} times its trained window, under every "
-            f"schedule of score factors; documents: {join(documents) or 'none'}."
-        )
+        measured = f"{self.model} reads {self.to:,} tokens, {self.to / self.trained:g} times its trained window, "
+        measured += f"under every schedule of score factors; documents: {join(documents) or 'none'}."
         trust = (
             "perplexity alone rewards forgetting: a model that ignores distant tokens predicts plain text better, and "
             "cannot copy",

@@ -140,10 +140,8 @@ class Reproduction(Result):
             f"differ by more than three standard errors; {other} further numbers have no comparable published one.",
             f"What to expect: {about.expect}",
         )
-        lead = (
-            "Points have 95% intervals. Numbers that are published only in a figure are not read off it; formulas are "
-            "evaluated at the parameters of this run."
-        )
+        lead = "Points have 95% intervals. Numbers that are published only in a figure are not read off it; "
+        lead += "formulas are evaluated at the parameters of this run."
         names = dict.fromkeys([*about.published, *self.parameters])
         given = [(name, *(_shown(of.get(name)) for of in (about.published, self.parameters))) for name in names]
         parameters = Table("parameters", ("parameter", "published", "here"), given)
