@@ -130,7 +130,7 @@ TABLE: list[tuple[str, str, list[tuple[str, ...]]]] = [
         ("(2.0 / pi) * expected**2 / n", "(1.0 / pi) * expected**2 / n"),
     ]),
     ("theory/heavy.py", "statistics/test_tails.py test_three_laws_of_laplace_tokens", [
-        ("        1 - 1 / product,", "        1 / product,"),
+        ('"participation", 1 - 1 / product', '"participation", 1 / product'),
     ]),
     ("theory/token_influence.py", "theory/test_rates.py "
      "test_constants_are_the_variances_of_the_influence_functions "
@@ -155,7 +155,7 @@ TABLE: list[tuple[str, str, list[tuple[str, ...]]]] = [
         ("inverse = 1 / (2 * local.a)", "inverse = 1 / local.a"),
     ]),
     ("theory/scaling/points.py", "theory/test_scaling_weights.py test_weights_sum_to_one test_two_keys_exactly", [
-        ("1 - 1 / self.total if chosen == 2", "1 + 1 / self.total if chosen == 2"),
+        ("np.prod(1 - np.arange(chosen)", "np.prod(1 + np.arange(chosen)"),
     ]),
     ("theory/scaling/laws.py", "theory/test_scaling_laws.py test_constants_of_the_sphere test_control_parameter "
      "test_von_mises_fisher_agrees_with_its_measure", [

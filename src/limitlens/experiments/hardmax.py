@@ -13,9 +13,7 @@ from limitlens.attention.head import Head, as_head, designed_head
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.estimate import Estimate
-from limitlens.measures.base import Measure
-from limitlens.measures.custom import TokenLaw, as_measure
-from limitlens.measures.gaussian import Gaussian
+from limitlens.measures import Gaussian, Measure, TokenLaw, as_measure
 from limitlens.measures.named import named_measure
 from limitlens.report.text import plural, short
 from limitlens.report.view import SHADES, Axis, Block, Dash, Figure, Section, Table, View, frame_table, line, points
@@ -24,14 +22,7 @@ from limitlens.sampling.cells import Cells, parse_grid, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, identity
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.fit import Rate
-from limitlens.theory.hardmax import (
-    ISOTROPIC_DIM,
-    ISOTROPIC_FROM,
-    finite_status,
-    hardmax_asymptotic,
-    hardmax_finite,
-    hardmax_isotropic,
-)
+from limitlens.theory import hardmax as laws
 from limitlens.theory.prediction import Status
 from limitlens.theory.spectrum import whitened
 from limitlens.theory.statuses import CLAIMS
@@ -123,7 +114,7 @@ class Hardmax(Result):
         """HTML page: errors with softmax and argmax against n, and whether each follows a power law or a logarithm."""
         hard, rate, measure, error = self.hardmax, self.hardmax.rate, self.inputs["measure"], self._error
         first, last = f"{hard.n[0]:,}", f"{hard.n[-1]:,}"
-        laws = [
+        fitted = [
             (curve.label, Estimate(fit.slope, fit.stderr), fit.log_exponent, f"{fit.law} ({fit.evidence:+.1f})")
             for curve in self.curves
             if (fit := curve.rate) is not None
@@ -131,25 +122,21 @@ class Hardmax(Result):
         columns = ["curve", "rate of the power law", "exponent of the logarithm", "law (evidence for a power)"]
         compared = f"; softmax at {plural(len(self.softmax), 'horizon')} is the comparison" if self.softmax else ""
         follows = "follows no law that could be fitted" if rate is None else FOLLOWS[rate.law]
-        lead = (
-            f"{error} against n. A straight line is a power law; hardmax bends into a logarithm. Broken lines are "
-            "predicted."
-        )
+        lead = f"{error} against n. A straight line is a power law; hardmax bends into a logarithm."
+        lead += " Broken lines are predicted."
         unknown = "" if any(curve.predicted for curve in self.curves) else f" {NO_FORMULA}"
-        blocks: list[Block] = [self._figure(), Table("laws", columns, laws), frame_table(error, self.table)]
-        return View(
-            f"Hardmax on {measure} tokens in dimension {self.inputs['dim']}",
-            f"n from {first} to {last} · {hard.replicates} replicates",
-            (
-                f"Softmax was replaced by argmax on {measure} tokens, with score matrix A = "
-                f"{self.inputs.get('matrix', '1')}, and {error} measured for n from {first} to {last}{compared}.",
-                f"With argmax the error {follows}: {short(hard.measured[0])} at n = {first} and still "
-                f"{short(hard.measured[-1])} at n = {last}.{unknown}",
-                "More tokens hardly improve a head that has become an argmax: lower its inverse temperature, or keep "
-                "the tokens that win.",
-            ),
-            [Section("From softmax to hardmax", lead, blocks)],
+        blocks: list[Block] = [self._figure(), Table("laws", columns, fitted), frame_table(error, self.table)]
+        verdict = (
+            f"Softmax was replaced by argmax on {measure} tokens, with score matrix A = "
+            f"{self.inputs.get('matrix', '1')}, and {error} measured for n from {first} to {last}{compared}.",
+            f"With argmax the error {follows}: {short(hard.measured[0])} at n = {first} and still "
+            f"{short(hard.measured[-1])} at n = {last}.{unknown}",
+            "More tokens hardly improve a head that has become an argmax: lower its inverse temperature, or keep the "
+            "tokens that win.",
         )
+        title = f"Hardmax on {measure} tokens in dimension {self.inputs['dim']}"
+        subtitle = f"n from {first} to {last} · {hard.replicates} replicates"
+        return View(title, subtitle, verdict, [Section("From softmax to hardmax", lead, blocks)])
 
     @property
     def _error(self) -> str:
@@ -176,12 +163,11 @@ def hardmax(
 ) -> Hardmax:  # fmt: skip
     """Measure the error of attention with argmax in place of softmax: does it fall like a power of n or a logarithm?
 
-    The error is that of the mean output over n tokens, n in `sizes`. For "gaussian" tokens and `dim` 1 a formula is
-    known, and softmax with scores H·x·y between tokens x and y, H in `horizons`, is measured too. Other tokens are
+    The error is that of the mean output over n tokens, n in `sizes` ("lo:hi:k", "a,b,c" or a sequence). For "gaussian"
+    tokens and `dim` 1 a formula is known, and softmax with scores H·x·y, H in `horizons`, is measured too. Others are
     given by a name and `dim`, or as a `Measure`, and the scores by a `head`: without one, the score matrix is a random
     rotation of the whitened tokens. They are measured with `queries` queries per sample, the error is the scatter of
-    the mean output about its expectation, and a `checkpoint` saves finished replicates. Ranges are "lo:hi:k", "a,b,c"
-    or sequences. `progress` gets (done, total).
+    the mean output about its expectation, and a `checkpoint` saves finished replicates. `progress` gets (done, total).
 
     >>> result = ll.hardmax([100, 1000, 10_000], replicates=20)
     >>> sorted(result.table.columns)[:2], len(result.table)
@@ -217,8 +203,7 @@ def hardmax(
     errors = hardmax_study(law, head, counts, **options, progress=progress, checkpoint=checkpoint)
     inputs |= {"measure": measure if isinstance(measure, str) else repr(law), "dim": law.dim}
     inputs |= {"error": SCATTER, "matrix": matrix, "A": head.A.tolist()}
-    predicted = _isotropic(law, head, counts)
-    return Hardmax(inputs, HardmaxCurve.of(f"hardmax over {law!r}", errors, **predicted), ())
+    return Hardmax(inputs, HardmaxCurve.of(f"hardmax over {law!r}", errors, **_isotropic(law, head, counts)), ())
 
 
 def _isotropic(law: Measure, head: Head, sizes: tuple[int, ...]) -> dict[str, PredictedCurve]:
@@ -228,8 +213,8 @@ def _isotropic(law: Measure, head: Head, sizes: tuple[int, ...]) -> dict[str, Pr
     singular = np.linalg.svd(whitened(law.covariance, head.A), compute_uv=False)
     if singular[0] - singular[-1] > 1e-6 * singular[0] or head.query_bias.any():
         return {}
-    values = np.array([hardmax_isotropic(n, law.covariance, head.V) for n in sizes])
-    holds = sizes[0] >= ISOTROPIC_FROM and law.dim <= ISOTROPIC_DIM
+    values = np.array([laws.hardmax_isotropic(n, law.covariance, head.V) for n in sizes])
+    holds = sizes[0] >= laws.ISOTROPIC_FROM and law.dim <= laws.ISOTROPIC_DIM
     return {"isotropic": PredictedCurve(values, CLAIMS["hardmax.isotropic"].at(holds))}
 
 
@@ -252,11 +237,12 @@ def hardmax_line(sizes: tuple[int, ...], replicates: int = 400, seed: int = 0) -
         negative = n - positive
         mean_output = (positive * largest(rng, positive) - negative * largest(rng, negative)) / n
         columns.append(np.abs(mean_output).reshape(replicates, -1).mean(axis=1))
+    finite, asymptotic = (np.array([*map(law, sizes)]) for law in (laws.hardmax_finite, laws.hardmax_asymptotic))
     return HardmaxCurve.of(
         "hardmax",
         ErrorCurve.of(sizes, np.stack(columns, axis=1), moment=1, seed=seed),
-        finite=PredictedCurve(np.array([hardmax_finite(n) for n in sizes]), finite_status(sizes[0])),
-        asymptotic=PredictedCurve(np.array([hardmax_asymptotic(n) for n in sizes]), CLAIMS["hardmax.asymptotic"].at()),
+        finite=PredictedCurve(finite, laws.finite_status(sizes[0])),
+        asymptotic=PredictedCurve(asymptotic, CLAIMS["hardmax.asymptotic"].at()),
     )
 
 
@@ -291,7 +277,7 @@ def hardmax_study(
     job = {"job": "hardmax", **identity(measure, head), "sizes": sizes, "replicates": replicates, "queries": queries}
     means = (checkpoint or Checkpoint()).each(
         job | {"seed": seed}, replicates,
-        lambda r: {"means": _replicate_means(measure, head, sizes, used, seed, r)},
+        lambda r: {"means": _means(measure, head, sizes, used, seed, r)},
         tokens=sizes[-1], progress=progress,
     )["means"]  # fmt: skip
     mean, half_gap = means[:, :, 0], means[:, :, 1] - means[:, :, 2]
@@ -303,9 +289,7 @@ def hardmax_study(
     return ErrorCurve.of(sizes, errors, moment=1, finite_population_correction=correction, seed=seed)
 
 
-def _replicate_means(
-    measure: Measure, head: Head, sizes: tuple[int, ...], queries: int, seed: int, replicate: int
-) -> Array:
+def _means(measure: Measure, head: Head, sizes: tuple[int, ...], queries: int, seed: int, replicate: int) -> Array:
     """Mean argmax output of one replicate over all queries, and over each half of the queries: (sizes, 3, v)."""
     from limitlens.attention.state import Peak
     from limitlens.sampling.streams import PAGE, IidStream
@@ -331,9 +315,8 @@ def _check(sizes: tuple[int, ...], replicates: int) -> None:
 def grid_outputs(signed_horizon: float, n: int, replicates: int, seed: int) -> tuple[Array, Array, Array]:
     """Simulate softmax attention with scores H·x·y over n normal tokens on a grid, at a cost that hardly grows with n.
 
-    H is `signed_horizon`. Returns the grid points (points,), and for each the share of tokens and the output there,
-    (points, replicates). Tokens follow the discrete Gaussian ∝ exp(−y²/2) on a grid of step 0.01. Its infinite-token
-    output at x is H·x to machine precision.
+    H is `signed_horizon`. Returns the grid points (points,), and the share of tokens and output at each, (points,
+    replicates). Tokens follow the discrete Gaussian ∝ exp(−y²/2) of step 0.01, of limit H·x to machine precision.
     """
     check_horizon(signed_horizon)
     check_number("n", n, "between 2 and 1e15 tokens", low=2, below=10**15 + 1)

@@ -59,9 +59,7 @@ class HeatFlow(Result):
         """HTML page: first mode of the density over the layers, and the ratio of drift to noise of tokens."""
         dim, layers, n, beta = (self.inputs[name] for name in ("dim", "layers", "n", "beta"))
         mode, variance = self.mode_1, self.gaussian_variance
-        growth = [
-            (str(mode), f"{row.exact:.8f}", f"{row.predicted:.8f}") for mode, row in enumerate(self.growth_per_layer, 1)
-        ]
+        growth = [(str(k), f"{of.exact:.8f}", f"{of.predicted:.8f}") for k, of in enumerate(self.growth_per_layer, 1)]
         tokens = [
             (row.beta, row.drift_slope.measured, row.noise.measured, row.drift_to_noise.measured) for row in self.tokens
         ]
@@ -71,20 +69,18 @@ class HeatFlow(Result):
             Table(f"one layer on {n:,} tokens", ["β", "drift over predicted", "noise", "drift over noise"], tokens),
         ]
         lead = "Attention sharpens a density as heat, run backwards, would. Bars are 95%; the formulas are verified."
-        return View(
-            f"Backward heat flow on S^{dim - 1}",
-            f"{layers} layers · β = {short(beta)} · {n:,} tokens",
-            (
-                f"A density 1 + {short(self.inputs['amplitude'])} cos was sent through {layers} layers of attention "
-                f"at β = {short(beta)}.",
-                f"Its first mode grew to {mode.measured.value:.6f}; the backward heat equation at t = {self.time:g} "
-                f"predicts {mode.predicted:.6f}. The variance of N(0, 1) on the line fell to "
-                f"{variance.measured.value:.6f}; it predicts {variance.predicted:.6f}.",
-                f"With {n:,} tokens the drift of a layer exceeds its noise only up to β near "
-                f"{short(self.visible_until_beta.predicted, 4)}: use more tokens or a smaller β to see it.",
-            ),
-            [Section("Density over the layers, and one layer on finitely many tokens", lead, blocks)],
+        verdict = (
+            f"A density 1 + {short(self.inputs['amplitude'])} cos was sent through {layers} layers of attention at β = "
+            f"{short(beta)}.",
+            f"Its first mode grew to {mode.measured.value:.6f}; the backward heat equation at t = {self.time:g} "
+            f"predicts {mode.predicted:.6f}. The variance of N(0, 1) on the line fell to "
+            f"{variance.measured.value:.6f}; it predicts {variance.predicted:.6f}.",
+            f"With {n:,} tokens the drift of a layer exceeds its noise only up to β near "
+            f"{short(self.visible_until_beta.predicted, 4)}: use more tokens or a smaller β to see it.",
         )
+        subtitle = f"{layers} layers · β = {short(beta)} · {n:,} tokens"
+        sections = [Section("Density over the layers, and one layer on finitely many tokens", lead, blocks)]
+        return View(f"Backward heat flow on S^{dim - 1}", subtitle, verdict, sections)
 
     def _flow_figure(self) -> Figure:
         layer, first = np.arange(len(self.modes)), self.modes[:, 0]

@@ -68,19 +68,17 @@ class HeavyTails(Result):
         if predicted:
             tables.append(Table("predicted", ["tilt", "quantity", *columns], predicted))
         blocks: list[Block] = [self._figures(), *tables, frame_table("values", self.table)]
-        return View(
-            f"Attention over {one.law} tokens",
-            f"{tilts} · n from {first} to {last} · {one.replicates} replicates",
-            (
-                f"One query at each of {tilts} attended to n {one.law} tokens, n from {first} to {last}.",
-                f"At {lost} of {tilts} there is no infinite-token limit: the largest weight does not tend to 0."
-                if lost
-                else "At every tilt the infinite-token limit exists.",
-                "Where there is no limit the output does not converge for any number of tokens: cap the scores or "
-                "raise the temperature.",
-            ),
-            [Section("Largest weight and output", "Bars are 95%; dotted lines are limits.", blocks)],
+        verdict = (
+            f"One query at each of {tilts} attended to n {one.law} tokens, n from {first} to {last}.",
+            f"At {lost} of {tilts} there is no infinite-token limit: the largest weight does not tend to 0."
+            if lost
+            else "At every tilt the infinite-token limit exists.",
+            "Where there is no limit the output does not converge for any number of tokens: cap the scores or raise "
+            "the temperature.",
         )
+        subtitle = f"{tilts} · n from {first} to {last} · {one.replicates} replicates"
+        sections = [Section("Largest weight and output", "Bars are 95%; dotted lines are limits.", blocks)]
+        return View(f"Attention over {one.law} tokens", subtitle, verdict, sections)
 
     def _figures(self) -> Row:
         tops, outputs = [], []
@@ -127,7 +125,7 @@ def heavy_curve(
     replicates: int = 200, seed: int = 0,
 ) -> HeavyCurve:  # fmt: skip
     """Simulate attention with scores t·x, t = `tilt` > 0, over the first n random tokens x, and add predictions."""
-    output, top, participation = heavy_samples(law, tilt, sizes, degrees=degrees, replicates=replicates, seed=seed)
+    output, top, participation = heavy_samples(law, tilt, sizes, degrees, replicates, seed)
     measured = {"median_output": np.median(output, axis=0)}
     for name, values in (("top_weight", top), ("participation", participation)):
         measured |= {name: values.mean(axis=0), f"{name}_stderr": values.std(axis=0, ddof=1) / np.sqrt(replicates)}
@@ -143,9 +141,7 @@ def heavy_curve(
     return HeavyCurve(label, float(tilt), *existence, limit, tuple(sizes), measured, replicates, predicted)
 
 
-def heavy_samples(
-    law: str, tilt: float, sizes: tuple[int, ...], *, degrees: float, replicates: int, seed: int
-) -> Array:
+def heavy_samples(law: str, tilt: float, sizes: tuple[int, ...], degrees: float, replicates: int, seed: int) -> Array:
     """Simulate attention with scores t·x; output, largest softmax weight and Σw² at each n: (3, replicates, sizes)."""
     if law not in LAWS:
         raise InputError(f"the law is {law!r}; expected one of {', '.join(LAWS)}")
@@ -157,11 +153,8 @@ def heavy_samples(
     draws: dict[str, Any] = {"gaussian": rng.standard_normal, "laplace": rng.laplace}
     draw = draws.get(law, partial(rng.standard_t, degrees))
     group = max(1, CHUNK // sizes[-1])
-    parts = [
-        _attend(draw(size=(min(group, replicates - start), sizes[-1])), tilt, sizes)
-        for start in range(0, replicates, group)
-    ]
-    return np.concatenate(parts, axis=1)
+    counts = [min(group, replicates - start) for start in range(0, replicates, group)]
+    return np.concatenate([_attend(draw(size=(count, sizes[-1])), tilt, sizes) for count in counts], axis=1)
 
 
 def _attend(tokens: Array, tilt: float, sizes: tuple[int, ...]) -> Array:

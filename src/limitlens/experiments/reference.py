@@ -7,12 +7,12 @@ from torch import Tensor
 from limitlens.attention.attend import attend_state
 from limitlens.attention.head import Head, limit
 from limitlens.errors import Array, InputError
-from limitlens.measures import Discrete, Gaussian, Sample, Sphere
-from limitlens.measures.base import Measure
+from limitlens.measures import Discrete, Gaussian, Measure, Sample, Sphere
 from limitlens.measures.sphere import SMOOTH_FROM, limit_covariance
 from limitlens.sampling.streams import IidStream, PoolStream, generator_for
 from limitlens.statistics.estimators import GaussianControls, TokenSums
 
+Device = torch.device | str
 BLOCK = 1 << 16
 REFERENCE_FACTOR = 64  # tokens for Monte Carlo moments of Γ / largest size: a token costs O(1), not O(queries)
 QUERIES = 4096  # tokens of a `Sample` that attend to the whole sample in one call
@@ -36,18 +36,16 @@ class Reference:
     _samples = float("inf")  # tokens behind `mean` and `covariance`
     _pool_limits: Tensor  # (N, v): Γ at the tokens of a `Sample`
 
-    def __init__(
-        self, measure: Measure, head: Head, largest: int, seed: int, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, measure: Measure, head: Head, largest: int, seed: int, device: Device = "cpu") -> None:
         self.measure, self.head = measure, head
         if isinstance(measure, Sample):
             self._use_pool(measure.tokens, largest, seed, device)
         else:
-            self.stream = IidStream(measure, seed, device, largest)
             self._use_law(measure, largest, seed, device)
 
-    def _use_law(self, measure: Measure, largest: int, seed: int, device: torch.device | str) -> None:
+    def _use_law(self, measure: Measure, largest: int, seed: int, device: Device) -> None:
         head = self.head
+        self.stream = IidStream(measure, seed, device, largest)
         if isinstance(measure, Gaussian):
             # Γ(x) = V (m + Σ (A x + shift)) is affine in x, so its moments follow from those of the tokens.
             slope = head.V @ measure.covariance @ head.A
@@ -66,7 +64,7 @@ class Reference:
             mean, covariance = sampled_moments(measure, head, int(self._samples), seed)
         self.mean, self.covariance = (torch.from_numpy(part).to(device) for part in (mean, covariance))
 
-    def _use_pool(self, rows: Array, largest: int, seed: int, device: torch.device | str) -> None:
+    def _use_pool(self, rows: Array, largest: int, seed: int, device: Device) -> None:
         head = self.head
         if len(rows) > POOL_LIMIT:
             keep = torch.randperm(len(rows), generator=generator_for(seed, 0x9001))[:POOL_LIMIT]
@@ -74,10 +72,9 @@ class Reference:
             rows = rows[keep.sort().values.numpy()]
         tokens = torch.from_numpy(np.array(rows))  # a copy: the file behind it may be read-only
         if largest >= len(rows):
-            raise InputError(
-                f"the largest size is {largest} and the sample has {len(rows)} tokens; expected sizes smaller than the "
-                "sample, since the reference is attention over all of it; lower the sizes or give more tokens"
-            )
+            given = f"the largest size is {largest} and the sample has {len(rows)} tokens"
+            expected = "sizes smaller than the sample, since the reference is attention over all of it"
+            raise InputError(f"{given}; expected {expected}; lower the sizes or give more tokens")
         self.stream = PoolStream(tokens.to(device), largest, seed)
         at_once = [tokens[start : start + QUERIES] for start in range(0, len(tokens), QUERIES)]
         limits = torch.cat([attend_state(tokens, head, part, precise=False).output for part in at_once])

@@ -38,23 +38,16 @@ FATE = {
 }
 CONTROL = {"theta": "θ", "critical_beta": "critical β for this n", "critical_n": "critical n for this β"}
 LABELS = {
-    "participation": "Σw², the inverse number of effective keys",
-    "top_weight": "largest weight w₁",
-    "inverse_top_weight": "1/w₁",
-    "entropy": "entropy (nats)",
-    "keys_holding_90": "keys that hold 90% of the mass",
-    "output_gap": "output gap β(1 − <q, Γ>)",
-    "output_gap_variance": "variance of the output gap",
+    "participation": "Σw², the inverse number of effective keys", "top_weight": "largest weight w₁",
+    "inverse_top_weight": "1/w₁", "entropy": "entropy (nats)", "keys_holding_90": "keys that hold 90% of the mass",
+    "output_gap": "output gap β(1 − <q, Γ>)", "output_gap_variance": "variance of the output gap",
     "output_tangential_variance": "variance orthogonal to the query, × β",
-    "mean": "output along the query",
-    "bias": "bias of the output along the query, at order 1/n",
+    "mean": "output along the query", "bias": "bias of the output along the query, at order 1/n",
     "radial_variance": "variance of the output along the query",
-    "tangential_variance": "variance orthogonal to the query",
-    "effective_sample_size": "effective sample size",
+    "tangential_variance": "variance orthogonal to the query", "effective_sample_size": "effective sample size",
     "tangential_bias": "bias of the output orthogonal to the query",
-    "one_minus_top_weight": "1 − w₁",
-    "nearest_distance": "distance of the nearest key",
-}
+    "one_minus_top_weight": "1 − w₁", "nearest_distance": "distance of the nearest key",
+}  # fmt: skip
 _COLLAPSED_TOP = 0.9  # E w₁ from which on the first-order formulas of the collapse are good to a few percent
 _LEAST_WEIGHT = 1e-9  # ordered weights, and distances of w₁ from 1, below have no law in the result
 _LEAST_DEFICIT = 1e-30  # values of 1 − w₁ below are not compared with their law
@@ -111,32 +104,29 @@ class ScalingLimits(Result):
         laws = [(name, test.against, test.ks, test.p) for name, test in self.laws.items()]
         by_rank = "Mean weights by rank. Points are measured, with 95% bars; the line is the scaling limit."
         compared = "Kolmogorov-Smirnov distances between measured and predicted laws; a small p says they differ."
-        return View(
-            f"{inputs['law'].capitalize()} keys on the sphere in dimension {inputs['dim']}",
-            f"n = {n} keys · β = {short(inputs['beta'], 6)} · θ = {short(inputs['theta'], 4)} · local exponent "
-            f"{self.local['exponent']:g} · {replicates} replicates ({self.method})",
-            (
-                f"One query attended to {n} random keys at inverse temperature {short(inputs['beta'])}, in "
-                f"{replicates} replicates.",
-                f"The head is {self.regime}: {FATE[self.regime]} ({short(shared and 1 / shared)} effective keys).",
-                f"At this temperature the critical scale, θ = 1, is at about {short(known['critical_n'].predicted)} "
-                f"keys, and more keys share the mass among more of them. With {n} keys it is at β near "
-                f"{short(known['critical_beta'].predicted)}, and β must grow like "
-                f"{falling(-2 / self.local['exponent'])} to stay there.",
-            ),
-            [
-                Section("Regime of this head", by_rank, [self._ordered_figure(), control]),
-                Section("Predicted and measured", "Every expectation with its status.", self._tables()),
-                Section("Distributions", compared, [Table("laws", ["law of", "against", "distance", "p"], laws)]),
-            ],
-            warnings=self.warnings,
-            trust=["Statuses: proved (in the literature), verified (by simulation in this project), heuristic."],
+        verdict = (
+            f"One query attended to {n} random keys at inverse temperature {short(inputs['beta'])}, in {replicates} "
+            "replicates.",
+            f"The head is {self.regime}: {FATE[self.regime]} ({short(shared and 1 / shared)} effective keys).",
+            f"At this temperature the critical scale, θ = 1, is at about {short(known['critical_n'].predicted)} keys, "
+            f"and more keys share the mass among more of them. With {n} keys it is at β near "
+            f"{short(known['critical_beta'].predicted)}, and β must grow like {falling(-2 / self.local['exponent'])} "
+            "to stay there.",
         )
+        sections = [
+            Section("Regime of this head", by_rank, [self._ordered_figure(), control]),
+            Section("Predicted and measured", "Every expectation with its status.", self._tables()),
+            Section("Distributions", compared, [Table("laws", ["law of", "against", "distance", "p"], laws)]),
+        ]
+        title = f"{inputs['law'].capitalize()} keys on the sphere in dimension {inputs['dim']}"
+        subtitle = f"n = {n} keys · β = {short(inputs['beta'], 6)} · θ = {short(inputs['theta'], 4)}"
+        subtitle += f" · local exponent {self.local['exponent']:g} · {replicates} replicates ({self.method})"
+        trust = ["Statuses: proved (in the literature), verified (by simulation in this project), heuristic."]
+        return View(title, subtitle, verdict, sections, warnings=self.warnings, trust=trust)
 
     def _ordered_figure(self) -> Figure:
         ranks = range(1, len(self.ordered_weights) + 1)
-        measured = [row.measured for row in self.ordered_weights]
-        value, stderr = zip(*((row.value, row.stderr) for row in measured), strict=True)
+        value, stderr = zip(*((row.measured.value, row.measured.stderr) for row in self.ordered_weights), strict=True)
         series = [
             line("scaling limit", ranks, [row.predicted for row in self.ordered_weights], "grey", "dashed"),
             points(f"{self.inputs['n']:,} keys", ranks, value, "blue", stderr),
@@ -172,8 +162,7 @@ def scaling(
     One query q attends to `n` random keys k on the sphere S^{dim−1}. Give the inverse temperature `beta`, or the
     effective number of keys `theta` (by default 1, between averaging and collapse). The `law` of the keys is "uniform",
     "vmf" (von Mises-Fisher, with `concentration`, and `cosine` between mean direction and query) or "power" (density
-    like |q−k|^power near the query). With a `value` matrix V (d_out, dim), mean and covariance of the output V Γ are
-    given too, for the query (1, 0, ..., 0).
+    like |q−k|^power near the query). A `value` matrix V (d_out, dim) adds mean and variance of V Γ, q = (1, 0, ..., 0).
 
     >>> result = ll.scaling(dim=5, n=1000, theta=1, replicates=100)
     >>> result.regime, round(result.inputs['beta'], 1)
@@ -216,23 +205,18 @@ def scaling_limits(
     sample, method = weight_samples.measure_weights(law, n, beta, replicates, rng)
     finite, poisson = KeyPoints(law, n, beta), PoissonPoints(theta, law.a)
     limit = weight_samples.sample_weights(poisson, replicates, rng, law.tangent_dim)
-    ranked, ranked_limit = (
-        weight_samples.sample_ordered(keys, min(n, RANKS), replicates, np.random.default_rng(seed))
-        for keys in (finite, poisson)
-    )
+    ordered_weights = partial(weight_samples.sample_ordered, ranks=min(n, RANKS), replicates=replicates)
+    ranked, ranked_limit = (ordered_weights(keys, rng=np.random.default_rng(seed)) for keys in (finite, poisson))
     top = weights.mean_top(finite)
     run = {"n": n, "theta": theta, "beta": beta, "replicates": replicates, "seed": seed}
-    collapse = {
-        "nearest_distance": sampled(np.sqrt(2 * sample.nearest / beta), predicted=control.nearest_distance(n, law))
-    }
+    nearest = np.sqrt(2 * sample.nearest / beta)
+    collapse = {"nearest_distance": sampled(nearest, predicted=control.nearest_distance(n, law))}
     if law.a > 0.5:
         deficit = control.collapse_deficit(n, beta, law)
         collapse["one_minus_top_weight"] = sampled(sample.deficit, predicted=deficit, exact=1 - top)
     exact, expected = weights.participation(finite), weights.participation(poisson)
-    far = (
-        f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: E Σw² is {exact:.3g}, "
-        f"and {expected:.3g} in the limit; trust the exact values"
-    )
+    far = f"the scaling limit is not reached at n = {n:,} with local exponent {law.exponent:g}: "
+    far += f"E Σw² is {exact:.3g}, and {expected:.3g} in the limit; trust the exact values"
     return ScalingLimits(
         inputs={"law": law.name, **law.parameters, **run},
         local={"exponent": law.exponent, "a": law.a, "c": math.exp(law.log_c)},
@@ -242,12 +226,12 @@ def scaling_limits(
             "critical_n": verified(control.critical_n(beta, law), asymptotic=control.critical_n(beta, law.local)),
         },
         regime=control.regime(exact),
-        quantities=_quantities(law, finite, poisson, sample, limit),
+        quantities=_quantities(finite, poisson, sample, sampled(limit.keys90).measured),
         ordered_weights=tuple(
             sampled(values, predicted=float(mean))
             for values, mean in zip(ranked.T, ranked_limit.mean(axis=0), strict=True)
         ),
-        averaging=_averaging(law, n, beta, sample),
+        averaging=_averaging(finite, sample),
         collapse=collapse,
         applies={"averaging": control.regime(exact) == "averaging", "collapse": top > _COLLAPSED_TOP},
         laws=_laws(finite, sample, limit, collapsed=top > _COLLAPSED_TOP),
@@ -259,9 +243,7 @@ def scaling_limits(
     )
 
 
-def _quantities(
-    law: GapLaw, finite: KeyPoints, poisson: PoissonPoints, sample: WeightSample, limit: WeightSample
-) -> dict[str, Quantity]:
+def _quantities(keys: KeyPoints, limit: PoissonPoints, sample: WeightSample, keys90: Estimate) -> dict[str, Quantity]:
     """Statistics of the softmax weights and output by name: in the limit, exact at n, and measured."""
     expected = {
         "participation": (weights.participation, sample.participation),
@@ -271,32 +253,31 @@ def _quantities(
         "output_gap": (weights.gap_mean, sample.gap),
         "output_gap_variance": (weights.gap_variance, _squared(sample.gap)),
     }
-    if law.tangent_dim is not None:
-        across = partial(weights.tangential_variance, tangent_dim=law.tangent_dim)
+    if keys.law.tangent_dim is not None:
+        across = partial(weights.tangential_variance, tangent_dim=keys.law.tangent_dim)
         expected["output_tangential_variance"] = (across, np.square(sample.tangential))
-    rows = {name: sampled(values, predicted=of(poisson), exact=of(finite)) for name, (of, values) in expected.items()}
-    keys90 = sampled(limit.keys90).measured
-    known = {"predicted": keys90.value, "predicted_stderr": keys90.stderr, "averaging": weights.keys_holding(finite)}
+    rows = {name: sampled(values, predicted=of(limit), exact=of(keys)) for name, (of, values) in expected.items()}
+    known = {"predicted": keys90.value, "predicted_stderr": keys90.stderr, "averaging": weights.keys_holding(keys)}
     return rows | {"keys_holding_90": sampled(sample.keys90, **known)}
 
 
-def _averaging(law: GapLaw, n: int, beta: float, sample: WeightSample) -> dict[str, Quantity]:
+def _averaging(keys: KeyPoints, sample: WeightSample) -> dict[str, Quantity]:
     """Formulas for the output where many keys share the softmax weight, each with its measured value."""
-    limit = control.averaging(n, beta, law)
-    radial, shared = 1 - sample.gap / beta, sample.participation
+    limit = control.averaging(keys.n, keys.beta, keys.law)
+    radial, shared = 1 - sample.gap / keys.beta, sample.participation
     share = shared.mean()
-    keys = Estimate(float(1 / share), float(shared.std(ddof=1) / share**2 / np.sqrt(shared.size)))
+    effective = Estimate(float(1 / share), float(shared.std(ddof=1) / share**2 / np.sqrt(shared.size)))
     rows = {
         "mean": sampled(radial, predicted=limit.mean + limit.bias),
         "bias": sampled(radial - limit.mean, predicted=limit.bias),
         "radial_variance": sampled(_squared(radial), predicted=limit.radial_variance),
-        "effective_sample_size": Quantity(limit.effective_sample_size, Status.PROVED, measured=keys),
+        "effective_sample_size": Quantity(limit.effective_sample_size, Status.PROVED, measured=effective),
     }
     if limit.tangential_variance is not None:
-        across = np.square(sample.tangential) / beta
+        across = np.square(sample.tangential) / keys.beta
         rows["tangential_variance"] = sampled(across, predicted=limit.tangential_variance)
     else:
-        exact = weights.tangential_mean(KeyPoints(law, n, beta)) - limit.tangential_mean
+        exact = weights.tangential_mean(keys) - limit.tangential_mean
         rows["tangential_bias"] = verified(predicted=limit.tangential_bias, exact=exact)
     return rows
 

@@ -37,42 +37,33 @@ class Schedules(Result):
         """HTML page: figures and a table of the four schedules over the context length."""
         sizes = self.predicted["constant"]["n"]
         span = f"from {sizes[0]:,.0f} to {sizes[-1]:,.0f} keys"
-        figures = [
-            Figure(
-                label,
-                Axis("context length n", log=True),
-                Axis(label, log=name != "entropy"),
-                [line(schedule, sizes, row[name], COLOURS[schedule]) for schedule, row in self.predicted.items()],
-                height=280,
-            )
-            for name, label in DRAWN.items()
-        ]
+        figures = []
+        for name, label in DRAWN.items():
+            axes = Axis("context length n", log=True), Axis(label, log=name != "entropy")
+            lines = [line(schedule, sizes, row[name], COLOURS[schedule]) for schedule, row in self.predicted.items()]
+            figures.append(Figure(label, *axes, lines, height=280))
         columns = ["schedule", "n", "β", "effective number of keys θ", "keys that share the mass", "entropy", "regime"]
         blocks: list[Block] = [Row(figures), Table("schedules", columns, self.table.to_numpy().tolist())]
         exponent = short(self.inputs["exponent"])
         sharing = {name: row["sharing_keys"] for name, row in self.predicted.items()}
         last = {name: short(keys[-1]) for name, keys in sharing.items()}
         log_is_weak = sharing["log"][-1] > 1.5 * sharing["log"][0]
-        return View(
-            "Temperature schedules for a growing context",
-            f"local exponent {exponent} · {span} · predictions are {self.status.value}",
-            (
-                f"Four schedules of the inverse temperature were compared {span}, for keys of local exponent "
-                f"{exponent}.",
-                f"A head starts with {short(sharing['constant'][0])} keys sharing its mass. It ends with "
-                f"{last['constant']} at constant β, {last['log']} with β proportional to ln n, {last['yarn']} with "
-                f"YaRN and {last['critical']} on the critical schedule.",
-                f"To keep the head's selectivity, let β grow like {falling(-2 / self.inputs['exponent'])}; β "
-                f"proportional to ln n {'is too weak here' if log_is_weak else 'is nearly enough'}.",
-            ),
-            [Section("Schedules compared", "Each quantity against the context length.", blocks)],
+        verdict = (
+            f"Four schedules of the inverse temperature were compared {span}, for keys of local exponent {exponent}.",
+            f"A head starts with {short(sharing['constant'][0])} keys sharing its mass. It ends with "
+            f"{last['constant']} at constant β, {last['log']} with β proportional to ln n, {last['yarn']} with "
+            f"YaRN and {last['critical']} on the critical schedule.",
+            f"To keep the head's selectivity, let β grow like {falling(-2 / self.inputs['exponent'])}; β "
+            f"proportional to ln n {'is too weak here' if log_is_weak else 'is nearly enough'}.",
         )
+        subtitle = f"local exponent {exponent} · {span} · predictions are {self.status.value}"
+        sections = [Section("Schedules compared", "Each quantity against the context length.", blocks)]
+        return View("Temperature schedules for a growing context", subtitle, verdict, sections)
 
 
 def schedules(
     sizes: str | Sequence[float] = "4096:1048576:5", *, theta: float | None = None, beta: float | None = None,
-    dim: int = 5, law: str = "uniform", concentration: float = 5.0, cosine: float = 1.0,
-    power: float = 1.0,
+    dim: int = 5, law: str = "uniform", concentration: float = 5.0, cosine: float = 1.0, power: float = 1.0,
 ) -> Schedules:  # fmt: skip
     """Compare four schedules of the inverse temperature β as the context grows, by formulas and without sampling.
 
@@ -90,9 +81,7 @@ def schedules(
     if beta is None:
         beta = critical_beta(grid[0], gap_law, 1.0 if theta is None else theta)
     inputs: dict[str, Any] = {"exponent": 2 * gap_law.a, "log_c": gap_law.log_c, "law": law, "dim": dim}
-    compared = compare_schedules(grid, beta, gap_law)
-    columns = {
-        name: {key: tuple(vars(step)[key] for step in steps) for key in vars(steps[0])}
-        for name, steps in compared.items()
-    }
+    columns = {}
+    for name, steps in compare_schedules(grid, beta, gap_law).items():
+        columns[name] = {key: tuple(vars(step)[key] for step in steps) for key in vars(steps[0])}
     return Schedules(inputs, Status.VERIFIED, columns)

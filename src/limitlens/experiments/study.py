@@ -16,19 +16,17 @@ from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.experiments import study_pass
 from limitlens.experiments.reference import Reference
-from limitlens.experiments.study_pass import ReplicatePass, Rows, StudySetup
+from limitlens.experiments.study_pass import MOST_QUERIES, ReplicatePass, Rows, StudySetup
 from limitlens.experiments.study_result import MOMENT, REACH, StudyResult
 from limitlens.experiments.uniform import missed_note
-from limitlens.measures import Gaussian
-from limitlens.measures.base import Measure
-from limitlens.measures.custom import CustomMeasure, TokenLaw, as_measure
+from limitlens.measures import Gaussian, Measure, TokenLaw, as_measure
+from limitlens.measures.custom import CustomMeasure
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import Checkpoint, Job, Saved, identity, under
 from limitlens.sampling.interrupt import Interrupt, StopNow, held_interrupt
 from limitlens.sampling.memory import halved
 from limitlens.sampling.streams import generator_for
 from limitlens.theory import curve, rates
-from limitlens.theory.rates import proxy_reach
 from limitlens.theory.spectrum import Reach, reach
 from limitlens.theory.statuses import CENTRED, mean_verified
 
@@ -49,8 +47,7 @@ def study(
     Errors are those of the head's output, and of the mean and covariance of its outputs. `sizes` are the numbers n, as
     "lo:hi:k", "a,b,c" or a sequence. For a `Sample`, tokens are drawn from it without replacement, and the limit is
     attention over all of it. A short first run chooses the number of `queries` if none is given. The bias of using few
-    queries is removed. `mask_self` leaves each query's own token out of its softmax. A `radius` adds the largest error
-    over all queries in the ball of this radius.
+    queries is removed. `mask_self` leaves each query's own token out. A `radius` adds the largest error over this ball.
 
     Ctrl-C returns the result of the finished replicates; the same call with the same `checkpoint` resumes. `progress`
     is called with (done, total). `memory` bounds the bytes held. `precision` on a GPU is "accurate" (about 1e-6),
@@ -65,8 +62,8 @@ def study(
     cells = Cells(parse_sizes(sizes))
     head = as_head(head, measure.dim)
     check_number("replicates", replicates, "at least 2, since error bars come from their scatter", low=2)
-    expected = f"2 to {study_pass.MOST_QUERIES}, of which a few hundred are enough"
-    check_number("queries", 2 if queries is None else queries, expected, low=2, below=study_pass.MOST_QUERIES + 1)
+    expected = f"2 to {MOST_QUERIES}, of which a few hundred are enough"
+    check_number("queries", 2 if queries is None else queries, expected, low=2, below=MOST_QUERIES + 1)
     if radius is not None:
         check_number("the radius", radius, "a positive number of at most 1e6", closed=False, below=1e6 * (1 + 1e-9))
     check_seed(seed)
@@ -85,10 +82,8 @@ def study(
     warnings = list(reference.warnings)
     if queries is None:
         queries = study_pass.choose_queries(setup) if job.saved is None else int(job.saved.position["queries"])
-        if min(study_pass.MOST_QUERIES, cells.sizes[-1]) <= queries < cells.sizes[-1]:
-            warnings.append(
-                f"the pilot asked for more than {study_pass.MOST_QUERIES} queries; their noise is corrected for"
-            )
+        if min(MOST_QUERIES, cells.sizes[-1]) <= queries < cells.sizes[-1]:
+            warnings.append(f"the pilot asked for more than {MOST_QUERIES} queries; their noise is corrected for")
     run = _StudyRun(setup, min(queries, cells.sizes[-1]), job.saved)
     interrupted = run.finish(job, progress, warnings)
     return run.result(seed, started, interrupted, warnings)
@@ -187,9 +182,9 @@ class _StudyRun:
             floor=rows["floor"].max(0),
             scale={"output": math.sqrt(variance + square), "output_centred": math.sqrt(variance)},
             measure=repr(measure),
-            theory=_predicted_rates(head_reach, proxy_reach(measure, head.A), start),
+            theory=_predicted_rates(head_reach, rates.proxy_reach(measure, head.A), start),
             asymptotic={name: _asymptotic_rate(name, measure, head_reach.horizon) for name in under("errors.", rows)},
-            predict=partial(_predicted_curves, measure, head, head_reach, sizes, setup.mask_self),
+            predict=partial(_curves, measure, head, head_reach, sizes, setup.mask_self),
             mask_self=setup.mask_self, queries=self.queries, seed=seed, device=str(setup.device),
             kernel=kernel_words(width, setup.precision), interrupted=interrupted,
             seconds=time.perf_counter() - started, warnings=tuple(warnings),
@@ -222,9 +217,7 @@ def _asymptotic_rate(name: str, measure: Measure, horizon: float) -> float:
     return (rates.rate_rms_output if MOMENT.get(name) == 2 else rates.rate_sharp)(horizon)
 
 
-def _predicted_curves(
-    measure: Measure, head: Head, head_reach: Reach, sizes: Sequence[int], mask_self: bool
-) -> dict[str, Array]:
+def _curves(measure: Measure, head: Head, head_reach: Reach, sizes: Sequence[int], mask_self: bool) -> dict[str, Array]:
     """Predicted errors (sizes,) for Gaussian tokens: `output` (exact), and `mean` where it has a formula.
 
     `mean` needs centred tokens without `mask_self`, and d = 1 (heuristic beyond H = 1) or ‖Σ^{1/2} A Σ^{1/2}‖_F ≤ 1.

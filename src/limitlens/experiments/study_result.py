@@ -127,11 +127,9 @@ class StudyResult(Result):
         """Table with one row per error and size n: value, standard error, local slope on log axes, and prediction."""
         parts = []
         for name, curve in self.errors.items():
-            slopes, slope_errors = curve.local_slopes
+            local = [np.append(slopes, np.nan) for slopes in curve.local_slopes]
             part = {"error": name, "n": self.sizes, "value": curve.error, "stderr": curve.stderr}
-            part["local_slope"] = np.append(slopes, np.nan)
-            part["local_slope_stderr"] = np.append(slope_errors, np.nan)
-            part["floor"] = self.floor
+            part |= {"local_slope": local[0], "local_slope_stderr": local[1], "floor": self.floor}
             part["predicted"] = self.predicted.get(name, np.full(len(self.sizes), np.nan))
             if name == "output":
                 with np.errstate(divide="ignore", invalid="ignore"):
@@ -191,25 +189,22 @@ class StudyResult(Result):
         columns = [cells(curve.error, curve.stderr) for curve in self.errors.values()]
         values = Table("errors", ["n", *self.errors], [*zip(self.sizes, *columns, strict=True)], folded=True)
         wanted = [f"{error:.0%} relative output error: {self.tokens_for(error)}" for error in WANTED]
-        return View(
-            f"{self.measure}, horizon {horizon}",
-            f"{self.replicates} replicates · {self.queries} queries · {span(self)} · on {self.device}",
-            (
-                f"Attention over n tokens of {self.measure} was compared with its exact infinite-token limit, "
-                f"{span(self)}, in {self.replicates} replicates.",
-                _fitted_rates(self),
-                f"Tokens needed for a relative output error of {WANTED[0]:.0%}: {self.tokens_for(WANTED[0])}."
-                + _weak_note(self),
-            ),
-            [
-                Section("Error against the number of tokens", MARKS, [_errors_figure(self), values]),
-                Section("Rates", f"Fitted rates, and the rates that errors tend to. {reach}.", [_rates_table(self)]),
-                Section("Has the rate converged?", CONVERGED, [_slopes_figure(self)]),
-                Section("How many tokens for an error?", "", [Text(wanted, listed=True)]),
-            ],
-            warnings=tuple(self.warnings),
-            trust=trust([self], self.interrupted),
+        verdict = (
+            f"Attention over n tokens of {self.measure} was compared with its exact infinite-token limit, "
+            f"{span(self)}, in {self.replicates} replicates.",
+            _fitted_rates(self),
+            f"Tokens needed for a relative output error of {WANTED[0]:.0%}: {self.tokens_for(WANTED[0])}."
+            + _weak_note(self),
         )
+        sections = [
+            Section("Error against the number of tokens", MARKS, [_errors_figure(self), values]),
+            Section("Rates", f"Fitted rates, and the rates that errors tend to. {reach}.", [_rates_table(self)]),
+            Section("Has the rate converged?", CONVERGED, [_slopes_figure(self)]),
+            Section("How many tokens for an error?", "", [Text(wanted, listed=True)]),
+        ]
+        title, caveats = f"{self.measure}, horizon {horizon}", trust([self], self.interrupted)
+        subtitle = f"{self.replicates} replicates · {self.queries} queries · {span(self)} · on {self.device}"
+        return View(title, subtitle, verdict, sections, warnings=tuple(self.warnings), trust=caveats)
 
     def figures(self) -> list[Figure]:
         """List of the study's one figure: error curves with 95% bars, fitted power laws and predictions."""
@@ -279,10 +274,8 @@ def _weak_note(study: StudyResult) -> str:
     """Advice where the infinite-token output is smaller than the sampling error of a plain average of tokens."""
     if study.theory["horizon"] > WEAK or not study.relative.error[-1] > 1:
         return ""
-    return (
-        f" The limit itself is small at horizon {short(study.theory['horizon'])}: a larger horizon, not a smaller one, "
-        "lowers the relative error."
-    )
+    small = f" The limit itself is small at horizon {short(study.theory['horizon'])}"
+    return f"{small}: a larger horizon, not a smaller one, lowers the relative error."
 
 
 def _smallest_error(study: StudyResult) -> float:

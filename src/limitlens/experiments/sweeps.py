@@ -16,7 +16,7 @@ from limitlens.experiments.study_result import COLOURS, StudyResult, span, trust
 from limitlens.measures.custom import TokenLaw, as_measure
 from limitlens.record import Run
 from limitlens.report.text import join, plural, short
-from limitlens.report.view import Axis, Figure, Guide, Section, Table, View, cells, line, points
+from limitlens.report.view import Axis, Block, Figure, Guide, Section, Table, View, cells, line, points
 from limitlens.results import Result
 from limitlens.sampling.cells import Cells, parse_sizes
 from limitlens.sampling.checkpoint import under
@@ -92,31 +92,26 @@ class HorizonSweep(_Sweep):
             distance = short(np.nanmax(np.abs(means - asymptotic["mean"])))
             found = f"The rate of the mean goes from {ends[0]} to {ends[1]}, within {distance} of its asymptotic value."
         lead = "One point per horizon, with its 95% bar; the sharp lines hold for unbounded tokens."
-        return View(
-            f"{first.measure}, {count} from {short(min(self.values))} to {short(max(self.values))}",
-            f"{first.replicates} replicates · {span(first)}",
-            (
-                f"Attention over n tokens of {first.measure} was compared with its exact limit for {count} of the "
-                f"head, {span(first)}.",
-                found,
-                "Plan with the curve of your head's horizon, not with n⁻⁰·⁵⁰: beyond H = 1 each further digit costs "
-                "many more tokens.",
-            ),
-            [Section("Rates over the horizon", lead, [self._rates_figure(), Table("rates", columns, rows)])],
-            warnings=self.warnings,
-            trust=trust(self.curves, self.interrupted),
+        verdict = (
+            f"Attention over n tokens of {first.measure} was compared with its exact limit for {count} of the head, "
+            f"{span(first)}.",
+            found,
+            "Plan with the curve of your head's horizon, not with n⁻⁰·⁵⁰: beyond H = 1 each further digit costs many "
+            "more tokens.",
         )
+        title = f"{first.measure}, {count} from {short(min(self.values))} to {short(max(self.values))}"
+        blocks: list[Block] = [self._rates_figure(), Table("rates", columns, rows)]
+        sections = [Section("Rates over the horizon", lead, blocks)]
+        subtitle, caveats = f"{first.replicates} replicates · {span(first)}", trust(self.curves, self.interrupted)
+        return View(title, subtitle, verdict, sections, warnings=self.warnings, trust=caveats)
 
     def _rates_figure(self) -> Figure:
         fine = np.geomspace(min(self.values), max(self.values), 80).tolist()
-        sharp, squared, drawn = (
-            [*map(law, fine)] for law in (rates.rate_sharp, rates.rate_rms_output, rates.rate_drawn)
-        )
         rms = "sharp, output (rms): min(½, (√(1+4/H²)−1)/4), verified in d = 1"
         series = [
-            line("sharp, moments: min(½, 1/(1+H²)), verified in d = 1", fine, sharp, "ink"),
-            line(rms, fine, squared, "ink", "dashed"),
-            line("drawn: 1/(2(1+H²))", fine, drawn, "grey", "dotted"),
+            line("sharp, moments: min(½, 1/(1+H²)), verified in d = 1", fine, map(rates.rate_sharp, fine), "ink"),
+            line(rms, fine, map(rates.rate_rms_output, fine), "ink", "dashed"),
+            line("drawn: 1/(2(1+H²))", fine, map(rates.rate_drawn, fine), "grey", "dotted"),
         ]
         for name in FITTED:
             slope, stderr = self.slopes(name)
@@ -145,8 +140,7 @@ class RadiusSweep(_Sweep):
 
     def constants(self, name: str) -> tuple[Array, Array]:
         """√n times the error `name` at the largest n, and its standard error, for each radius."""
-        curves = [study.errors[name] for study in self.curves]
-        last = [(curve.error[-1], curve.stderr[-1]) for curve in curves]
+        last = [(curve.error[-1], curve.stderr[-1]) for curve in (study.errors[name] for study in self.curves)]
         value, stderr = np.sqrt(self.curves[0].sizes[-1]) * np.transpose(last)
         return value, stderr
 
@@ -194,27 +188,22 @@ class RadiusSweep(_Sweep):
             tables.append(Table("growth", columns, laws))
             growths = join([f"{name} {of.law}ly" for name, of in grown.items()])
             found = f"With the radius the constants of C/√n grow: {growths}."
-        series = [
-            points(name, self.values, value, COLOURS[name], stderr, joined=True)
-            for name, (value, stderr) in constants.items()
-        ]
+        series = [points(name, self.values, y, COLOURS[name], bar, joined=True) for name, (y, bar) in constants.items()]
         across, up = Axis("radius R of tokens and queries"), Axis("√n × error", log=True)
         figure = Figure("Constants against the radius", across, up, series, height=360)
         lead = f"√n × error at {last} as tokens and queries are scaled to radius R, with 95% bars."
-        return View(
-            f"{first.measure}: radius {short(self.values[0])} to {short(self.values[-1])}",
-            f"{len(self.values)} radii · {last} · {first.replicates} replicates",
-            (
-                f"Tokens of {first.measure} were scaled to balls of {len(self.values)} radii, and the maximum error "
-                "over the queries of each ball was measured, as well as the errors of the moments.",
-                found,
-                "Do not read a uniform bound as the error of a typical query: the ball holds queries that no token "
-                "resembles.",
-            ),
-            [Section("Growth of the constants", lead, [figure, *tables])],
-            warnings=self.warnings,
-            trust=trust(self.curves, self.interrupted),
+        verdict = (
+            f"Tokens of {first.measure} were scaled to balls of {len(self.values)} radii, and the maximum error over "
+            "the queries of each ball was measured, as well as the errors of the moments.",
+            found,
+            "Do not read a uniform bound as the error of a typical query: the ball holds queries that no token "
+            "resembles.",
         )
+        title = f"{first.measure}: radius {short(self.values[0])} to {short(self.values[-1])}"
+        subtitle = f"{len(self.values)} radii · {last} · {first.replicates} replicates"
+        sections = [Section("Growth of the constants", lead, [figure, *tables])]
+        caveats = trust(self.curves, self.interrupted)
+        return View(title, subtitle, verdict, sections, warnings=self.warnings, trust=caveats)
 
 
 def sweep(
@@ -247,9 +236,8 @@ def sweep(
     if radii is None and not values:
         raise InputError("no horizon was given; expected at least one, such as horizons=[0.5, 1, 2]")
     if radii is not None and not np.isfinite(law.radius):
-        raise InputError(
-            f"radii scale a law of bounded support, and {law!r} is unbounded; use sphere, ball, cube or vmf"
-        )
+        remedy = "use sphere, ball, cube or vmf"
+        raise InputError(f"radii scale a law of bounded support, and {law!r} is unbounded; {remedy}")
     if radii is not None and len(values) < FEWEST_RADII:
         raise InputError(f"{len(values)} radii were given; expected at least {FEWEST_RADII}, to fit a growth to them")
     designed = [horizon] if radii is not None else values

@@ -29,6 +29,7 @@ PARTS = {
     ),
     "hardmax": ("Hardmax: E|mean output| at n = {n:g}", _VALUE),
 }
+NORMS = {"horizon": "horizon", "horizon_one_sided": "one-sided", "coupling": "coupling", "frobenius": "‖B‖_F"}
 QUERY_COLUMNS = (
     "query", "tilt τ", "effective n", "rms error (CLT)", "exact", "error ε", "P(error > ε) at most", "useful from n =",
     "95% interval",
@@ -76,10 +77,7 @@ class TheoryReport(Result):
     def view(self) -> View:
         """Tables of all predictions; on the HTML page also figures."""
         inputs, numbers = self.predicted["inputs"], self.predicted["theory"]
-        reach = (
-            f"horizon {short(numbers['horizon'], 4)}, one-sided {short(numbers['horizon_one_sided'], 4)}, "
-            f"coupling {short(numbers['coupling'], 4)}, ‖B‖_F {short(numbers['frobenius'], 4)}"
-        )
+        reach = ", ".join(f"{label} {short(numbers[name], 4)}" for name, label in NORMS.items())
         if (tilt := numbers.get("mean_tilt", 0.0)) > CENTRED:
             reach += f", mean tilt {short(tilt, 4)}"
         sections = [
@@ -112,29 +110,21 @@ class TheoryReport(Result):
         inputs, rates = self.predicted["inputs"], self.predicted["rates"]
         names = ("rate_sharp", "rate_sharp_output")
         moments, output = (f"{falling(rates[name]['predicted'])} ({rates[name]['status']})" for name in names)
-        found = (
-            f"the mean and covariance of the outputs approach their limit like {moments}, the outputs of one sample "
-        )
-        found += f"like {output}."
+        found = f"the mean and covariance of the outputs approach their limit like {moments}, "
+        found += f"the outputs of one sample like {output}."
         if "rate_compact" in rates:  # bounded tokens have one proved rate, whatever the horizon
             found = f"the proved rate n⁻⁰·⁵⁰ is that of {rates['rate_compact']['note']}."
         queries = self.predicted["queries"]
         valid = [f"{query['deviations']:g}" for query in queries if query["interval"]["validity"] == "valid"]
-        advice = "No 95% interval is valid;"
-        if valid:
-            advice = f"95% intervals are valid at {join(valid)} standard deviations; for larger queries"
-        remedy = f"{advice} use more tokens or a higher temperature."
+        intervals = f"95% intervals are valid at {join(valid)} standard deviations; for larger queries"
+        remedy = f"{intervals if valid else 'No 95% interval is valid;'} use more tokens or a higher temperature."
         relative = self.curves.get("relative_output")
-        if self.predicted["theory"]["horizon"] <= WEAK and relative is not None and relative[-1] > 1:
-            remedy = (
-                f"The limit itself is small, and the relative output error {short(float(relative[-1]))}: use more "
-                "tokens or a lower temperature, that is a larger horizon."
-            )
-        return (
-            f"Predicted without sampling: attention over n = {inputs['n']:g} tokens of {inputs['measure']}.",
-            f"The horizon is {short(self.predicted['theory']['horizon'])}: {found}",
-            remedy,
-        )
+        horizon = self.predicted["theory"]["horizon"]
+        if horizon <= WEAK and relative is not None and relative[-1] > 1:
+            remedy = f"The limit itself is small, and the relative output error {short(float(relative[-1]))}: "
+            remedy += "use more tokens or a lower temperature, that is a larger horizon."
+        about = f"Predicted without sampling: attention over n = {inputs['n']:g} tokens of {inputs['measure']}."
+        return about, f"The horizon is {short(horizon)}: {found}", remedy
 
     def _prediction_tables(self) -> list[Table]:
         inputs, curves = self.predicted["inputs"], self.curves

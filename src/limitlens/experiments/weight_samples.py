@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 from limitlens.errors import Array, InputError, check_number
 from limitlens.estimate import UNKNOWN, Estimate
@@ -72,9 +73,7 @@ class WeightSample:
     remainder: Array  # standard deviation of the approximated weight over the total; 0 where every key is drawn
 
 
-def measure_weights(
-    law: GapLaw, n: int, beta: float, replicates: int, rng: np.random.Generator
-) -> tuple[WeightSample, str]:
+def measure_weights(law: GapLaw, n: int, beta: float, replicates: int, rng: Generator) -> tuple[WeightSample, str]:
     """Simulate one query's softmax weights over n keys, and name the method: "direct" (all keys) or "nearest keys"."""
     check_replicates(replicates)
     if isinstance(law, PowerGap) and law.power == 0 and float(n) * law.dim * replicates <= _MOST_NUMBERS:
@@ -82,9 +81,7 @@ def measure_weights(
     return sample_weights(KeyPoints(law, n, beta), replicates, rng, law.tangent_dim), "nearest keys"
 
 
-def sample_weights(
-    points: Points, replicates: int, rng: np.random.Generator, tangent_dim: int | None = None
-) -> WeightSample:
+def sample_weights(points: Points, replicates: int, rng: Generator, tangent_dim: int | None = None) -> WeightSample:
     """Simulate one query's softmax weights over n keys (`KeyPoints`) or in the limit of many keys (`PoissonPoints`).
 
     `tangent_dim`, the number of directions orthogonal to the query, is None if keys are not uniform over them.
@@ -100,7 +97,7 @@ def sample_weights(
     return WeightSample(*np.concatenate(parts, axis=1))
 
 
-def sample_ordered(points: Points, ranks: int, replicates: int, rng: np.random.Generator) -> Array:
+def sample_ordered(points: Points, ranks: int, replicates: int, rng: Generator) -> Array:
     """Simulate the largest softmax weights of one query, in decreasing order: (replicates, ranks)."""
     if not 1 <= ranks <= min(points.total, MOST_DRAWN):
         raise InputError(f"ranks is {ranks}; expected between 1 and {min(points.total, MOST_DRAWN):g}")
@@ -109,7 +106,7 @@ def sample_ordered(points: Points, ranks: int, replicates: int, rng: np.random.G
     return np.concatenate([weight[:, :ranks] / total[:, None] for _, weight, _, total in draws])
 
 
-def sample_direct(dim: int, n: int, beta: float, replicates: int, rng: np.random.Generator) -> WeightSample:
+def sample_direct(dim: int, n: int, beta: float, replicates: int, rng: Generator) -> WeightSample:
     """Simulate one query's attention over n keys, uniform on the unit sphere S^{dim−1}, by drawing every key."""
     check_dim(dim)
     check_keys(n)
@@ -144,7 +141,7 @@ def _keys_to_draw(points: Points) -> int:
     return int(min(points.total, MOST_DRAWN, 1.1 * within + 50))
 
 
-def _draw(points: Points, replicates: int, drawn: int, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
+def _draw(points: Points, replicates: int, drawn: int, rng: Generator) -> tuple[Array, Array, Array, Array]:
     """Draw the nearest keys: gaps x and weights e^{x_1 − x} (replicates, drawn), `_rest` of other keys, and 1/w₁."""
     count = np.cumsum(rng.standard_exponential((replicates, drawn)), axis=1)
     if math.isfinite(points.total):
@@ -175,7 +172,7 @@ def _summary(x: Array, weight: Array, rest: Array, across: Array, noise: Array) 
     return np.stack(fields)
 
 
-def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: np.random.Generator) -> Array:
+def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: Generator) -> Array:
     """Approximate sums over the keys not drawn, whose rescaled gaps x exceed `last`: (5, replicates).
 
     With e = e^{x_1 − x} they are Σe, Σex, Σe², Σe²ρ² (ρ: rescaled distance from the query's axis), and deviation of Σe.
@@ -202,12 +199,11 @@ def _rest(points: Points, drawn: int, last: Array, nearest: Array, rng: np.rando
     residual = np.sqrt(np.maximum(moment_variance - slope * slope, 0))
     shared, independent = rng.standard_normal((2, last.size))
     across = np.einsum("ij,ij->i", second, points.tangent_square(x))
-    return np.stack(
-        (mean + deviation * shared, moment + slope * shared + residual * independent, square, across, deviation)
-    )
+    moment += slope * shared + residual * independent
+    return np.stack((mean + deviation * shared, moment, square, across, deviation))
 
 
-def _coordinate(shape: tuple[int, ...], tangent_dim: int, rng: np.random.Generator) -> Array:
+def _coordinate(shape: tuple[int, ...], tangent_dim: int, rng: Generator) -> Array:
     """Random numbers of the given shape, each one coordinate of a uniform unit vector in R^{tangent_dim}."""
     if tangent_dim == 1:
         return np.where(rng.random(shape) < 0.5, -1.0, 1.0)

@@ -110,10 +110,8 @@ class DepthRun(harness.DocumentResult):
         figures = [Figure("Error by layer (resampled)", *axes, errors, height=380)]
         finding = f"With {keys} keys the relative error behind the last layer is {plus_minus(end, 'error')}."
         if "single" in self.include:
-            finding += (
-                f" The errors of single layers sum to {plus_minus(end, 'sum_of_single')} in squares, and the error is "
-                f"{plus_minus(end, 'over_sum')} times that sum."
-            )
+            finding += f" The errors of single layers sum to {plus_minus(end, 'sum_of_single')} in squares, "
+            finding += f"and the error is {plus_minus(end, 'over_sum')} times that sum."
             for place, (_, rows) in enumerate(resampled.groupby("keys")):
                 sums = rows["layer"], rows["sum_of_single"], errors[place].colour
                 errors.append(line("sum of single layers", *sums, "dashed", listed=place == 0))
@@ -202,12 +200,9 @@ def depth(
         (ids,) = windows.batches(1, [index])
         ids = ids.to(stack.device)
         generator = generator_for(seed, index)
-        variants = (
-            intervene(stack, keys=SampledKeys(size, generator, key_sharing=key_sharing, **options))
-            for options in passes
-            for size in sizes
-            for _ in range(replicates)
-        )
+        draws = [(options, size) for options in passes for size in sizes for _ in range(replicates)]
+        samplers = (SampledKeys(size, generator, key_sharing=key_sharing, **options) for options, size in draws)
+        variants = (intervene(stack, keys=sampler) for sampler in samplers)
         with torch.inference_mode():
             whole = _read(stack, reader, ids)
             read = harness.read_under(variants, lambda: _read(stack, reader, ids))

@@ -28,8 +28,7 @@ from limitlens.attention.policies.mixing import MIXINGS, Mixed
 from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.interventions.harness import shown_table
-from limitlens.models import Captured, capture
-from limitlens.models.catalog import LoadedModel
+from limitlens.models import Captured, LoadedModel, capture
 from limitlens.models.windows import open_some
 from limitlens.record import to_json
 from limitlens.report.text import short
@@ -218,35 +217,31 @@ def designs(
     )  # fmt: skip
 
 
-def _layer(
-    captured: Captured, names: Sequence[str], counts: Sequence[int], queries: int, seed: int
-) -> tuple[Array, ...]:
+def _layer(call: Captured, names: Sequence[str], counts: Sequence[int], queries: int, seed: int) -> tuple[Array, ...]:
     """Errors of each sparse design at each number of keys in one layer: the five arrays of `Designs`."""
-    if captured.bias is not None:
-        raise InputError(
-            f"layer {captured.layer} adds a relative position bias to its scores, which a key of another document "
-            "does not have; choose a model with rotary, learned or no positions"
-        )
-    documents, heads, length, _ = captured.query.shape
+    if call.bias is not None:
+        given = f"layer {call.layer} adds a relative position bias to its scores, which keys of other documents lack"
+        raise InputError(f"{given}; choose a model with rotary, learned or no positions")
+    documents, heads, length, _ = call.query.shape
     places = np.random.default_rng(seed).permutation(length)[:queries]
-    places = np.arange(length - queries, length) if captured.causal else places
-    near = captured.sliding_window or length
+    places = np.arange(length - queries, length) if call.causal else places
+    near = call.sliding_window or length
     squares, apart = np.zeros((2, heads, len(names), len(counts), documents))
     floors = np.zeros((heads, len(names), len(counts), 1 + documents))
     outputs = np.zeros((heads, documents))
     limits = np.zeros((heads, 1 + documents))
     for place in places.tolist():
-        entropy = np.random.SeedSequence([seed, captured.layer, place]).generate_state(1)[0]
+        entropy = np.random.SeedSequence([seed, call.layer, place]).generate_state(1)[0]
         generator = torch.Generator().manual_seed(int(entropy))
         begin = max(0, place - near + 1)
-        end = place + 1 if captured.causal else min(place + near, length)  # the query sees keys begin .. end - 1
-        key, value = (part[:, :, begin:end].float().contiguous() for part in (captured.key, captured.value))
-        full, limit, _ = _outputs(captured, place, key, value)
+        end = place + 1 if call.causal else min(place + near, length)  # the query sees keys begin .. end - 1
+        key, value = (part[:, :, begin:end].float().contiguous() for part in (call.key, call.value))
+        full, limit, _ = _outputs(call, place, key, value)
         outputs += _norms(full) / queries
         limits += _without(_norms(limit)) / queries
         for s, name in enumerate(names):
             for k, kept in enumerate(_kept(name, counts, key, value, place - begin, generator)):
-                sparse, sparse_limit, away = _outputs(captured, place, *kept)
+                sparse, sparse_limit, away = _outputs(call, place, *kept)
                 squares[:, s, k] += _norms(sparse - full) / queries
                 apart[:, s, k] += away / queries
                 floors[:, s, k] += _without(_norms(sparse_limit - limit)) / queries

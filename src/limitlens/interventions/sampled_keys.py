@@ -48,9 +48,7 @@ class SampledKeys:
         count = min(self.count, keys)
         if seen is None and call.bias is None and shared:  # fewer keys: cheaper than the whole layer
             kept = self.random_numbers[:, :, 0].topk(count, -1, largest=False, sorted=False).indices[..., None]
-            key, value = (
-                part.gather(2, kept.expand(-1, part.shape[1], -1, part.shape[3])) for part in (call.key, call.value)
-            )
+            key, value = (x.gather(2, kept.expand(-1, x.shape[1], -1, x.shape[3])) for x in (call.key, call.value))
             return replace(call, key=key, value=value)
         order = self.random_numbers.expand(batch, 1, length, keys)
         order = order if seen is None else order.masked_fill(~seen, 2.0)

@@ -22,8 +22,7 @@ from torch import Tensor
 from limitlens.arrays import pd
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.interventions import harness
-from limitlens.models import Captured, capture
-from limitlens.models.catalog import LoadedModel
+from limitlens.models import Captured, LoadedModel, capture
 from limitlens.models.intervene import attend
 from limitlens.models.windows import open_some
 from limitlens.report.view import Section, View, head_map
@@ -108,10 +107,8 @@ def stability(
     check_seed(seed)
     if not 1 <= top < tail - queries:
         raise InputError(f"top is {top}, but only {tail - queries} keys are compared; lower top or lengthen the tail")
-    length = keys + tail
-    loaded, windows, ids = open_some(
-        model, corpus, documents + contexts, length, special=special, seed=seed, device=device
-    )
+    length, count = keys + tail, documents + contexts
+    loaded, windows, ids = open_some(model, corpus, count, length, special=special, seed=seed, device=device)
     texts = ids[documents:, :keys].to(loaded.model.device)
     candidates = slice(keys, length - queries)
     layers: list[tuple[int, Array]] = []

@@ -108,8 +108,7 @@ class Temper(harness.DocumentResult):
         for text, found in self.by_document.items():
             rows = [[axes.values(axis, self.trained) for axis in AXES] for axes in found.values()]
             nats = np.array(rows).transpose(2, 0, 1)  # (documents, schedules, AXES)
-            pairs = np.stack([nats, nats - nats[:, [[*found].index("yarn")]]], -1)
-            numbers = pairs.reshape(*nats.shape[:2], -1)
+            numbers = np.stack([nats, nats - nats[:, [[*found].index("yarn")]]], -1).reshape(*nats.shape[:2], -1)
             tables.append(harness.estimate_table(numbers, columns, text=[text], schedule=found))
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
@@ -135,23 +134,16 @@ class Temper(harness.DocumentResult):
             rows = self.table[self.table["text"] == text].sort_values("far").drop(columns="text")
             rows["schedule"] = rows["schedule"].map(label)
             blocks.append(harness.shown_table(f"All schedules on both axes: {self._where(text)}", HEADINGS, rows))
-        axes_lead = (
+        lead = (
             "ln perplexity of plain text at the end of the context; nats per token of passages repeated from further "
             "away than the trained window (far); lower is better. Means over documents ± standard errors; differences "
             "to YaRN's factor are paired by document."
         )
-        exponents_lead = (
-            "γ of each head: scores of a query at position p beyond the trained window n₀ are multiplied by (p/n₀)^γ. "
-            "The exponent of a head that does not influence the loss means nothing."
-        )
-        sections = [
-            Section("Perplexity and retrieval", axes_lead, blocks),
-            Section("Exponents", exponents_lead, self.maps()),
-        ]
-        measured = (
-            f"{self.model} reads {self.to:,} tokens, {self.to / self.trained:g} times its trained window, under every "
-            f"schedule of score factors; documents: {join(documents) or 'none'}."
-        )
+        gamma_lead = "γ of each head: scores of a query at position p beyond the trained window n₀ are multiplied by "
+        gamma_lead += "(p/n₀)^γ. The exponent of a head that does not influence the loss means nothing."
+        sections = [Section("Perplexity and retrieval", lead, blocks), Section("Exponents", gamma_lead, self.maps())]
+        measured = f"{self.model} reads {self.to:,} tokens, {self.to / self.trained:g} times its trained window, "
+        measured += f"under every schedule of score factors; documents: {join(documents) or 'none'}."
         trust = (
             "perplexity alone rewards forgetting: a model that ignores distant tokens predicts plain text better, and "
             "cannot copy",
@@ -180,10 +172,9 @@ class Temper(harness.DocumentResult):
 
     def maps(self) -> list[Figure]:
         """Maps of the fitted exponents over layers and heads, one for each fit with an exponent per head."""
+        maps = {label(name): fit.exponents for name, fit in self.fits.items() if fit.level == "head"}
         return [
-            head_map(f"γ of {label(name)}", "γ", list(np.ndindex(fit.exponents.shape)), fit.exponents.ravel().tolist())
-            for name, fit in self.fits.items()
-            if fit.level == "head"
+            head_map(f"γ of {name}", "γ", [*np.ndindex(of.shape)], of.ravel().tolist()) for name, of in maps.items()
         ]
 
     def _finding(self) -> str:
@@ -259,10 +250,9 @@ def temper(
     loaded = harness.open_model(model, device, head=True)
     window = trained or loaded.positions
     if window is None or to <= window:
-        raise InputError(
-            f"a context of {to:,} tokens was asked for, {loaded.name} was trained for {window or 'an unknown number'}; "
-            "expected a longer one, since factors act beyond the trained window"
-        )
+        known = window or "an unknown number"
+        given = f"a context of {to:,} tokens was asked for, {loaded.name} was trained for {known}"
+        raise InputError(f"{given}; expected a longer one, since factors act beyond the trained window")
     reader = Reader(loaded, half=loaded.model.device.type == "cuda")
     with rope_scaled(reader.stack, rope_scaling, to / window, window):
         pass  # refuse a model without rotary positions before anything is read

@@ -80,13 +80,14 @@ def _head_and_layer_rows(run: ProbeRun) -> list[dict[str, Any]]:
     for layer, group in groupby(run.records, lambda head: head.layer):
         heads = list(group)
         outputs = run.states[f"layer{layer}.reference.output"].double()  # (heads, queries, v)
-        scales = {"mean": outputs.mean(1).norm(dim=-1), "covariance": _covariance_norm(outputs)}
+        centred = outputs - outputs.mean(1, keepdim=True)
+        spread = torch.linalg.matrix_norm(centred.mT @ centred / centred.shape[1])
+        scales = {"mean": outputs.mean(1).norm(dim=-1), "covariance": spread}
         parts = [({name: getattr(head, name) for name in geometry}, head.moment_curves, head.head) for head in heads]
         largest = {name: max((own[name] or 0.0 for own, *_ in parts), default=0.0) for name in geometry}
         curves = {}
         for name, scale in scales.items():
-            shares = (scale**2 / (scale**2).sum()).tolist()
-            each = zip(shares, heads, strict=True)
+            each = zip((scale**2 / (scale**2).sum()).tolist(), heads, strict=True)
             summed = sum(share * head.moment_curves[name].error_moments for share, head in each)
             curves[name] = replace(heads[0].moment_curves[name], error_moments=np.asarray(summed))
         for own, found, head in (*parts, (largest, curves, None)):
@@ -98,13 +99,6 @@ def _head_and_layer_rows(run: ProbeRun) -> list[dict[str, Any]]:
                 row |= {f"rate_{name}_low": low, f"rate_{name}_high": high}
             rows.append(row)
     return rows
-
-
-def _covariance_norm(outputs: torch.Tensor) -> torch.Tensor:
-    """Frobenius norms (heads,) of the covariances of outputs (heads, queries, v)."""
-    centred = outputs - outputs.mean(1, keepdim=True)
-    norms: torch.Tensor = torch.linalg.matrix_norm(centred.mT @ centred / centred.shape[1])
-    return norms
 
 
 def window_random(
@@ -125,13 +119,10 @@ def window_random(
     for text in work.each(range(len(rows))):
         calls = [captured(loaded, read, text * windows + part) for part in range(windows)]
         if calls[0][0].bias is not None:
-            given = (
-                f"{loaded.name} adds a relative position bias to its scores, which keys of other windows do not have"
-            )
+            given = f"{loaded.name} adds a relative position bias to its scores, which keys of other windows lack"
             raise InputError(f"{given}; expected another encoder, such as minilm")
-        layers = [tuple(torch.cat(one, 1) for one in zip(*map(_projected, layer), strict=True))
-                  for layer in zip(*calls, strict=True)]  # fmt: skip
-        for parts in layers:
+        layers = [zip(*map(_projected, layer), strict=True) for layer in zip(*calls, strict=True)]
+        for parts in [tuple(torch.cat(one, 1) for one in layer) for layer in layers]:
             limit = moments(parts)
             for way, reach in enumerate((1, 0)):
 

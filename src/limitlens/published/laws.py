@@ -15,8 +15,7 @@ from limitlens.experiments.reference import Reference
 from limitlens.experiments.study import study
 from limitlens.experiments.study_result import StudyResult
 from limitlens.experiments.uniform import uniform_errors
-from limitlens.measures import Gaussian, Sample, Sphere
-from limitlens.measures.base import Measure
+from limitlens.measures import Gaussian, Measure, Sample, Sphere
 from limitlens.models import LoadedModel
 from limitlens.models.windows import open_windows
 from limitlens.published.catalogue import Number
@@ -41,8 +40,7 @@ def gaussian_horizon(
 ) -> None:
     """Measure how fast outputs converge with n for Gaussian tokens, against the horizon (strength) of the scores."""
     Wq, Wk, Wv = (part / np.sqrt(dim) for part in _projections(dim, work.seed))
-    factors = np.sqrt(parse_grid(scales, "scales"))
-    heads = [Head.from_projections(factor * Wq, factor * Wk, Wv) for factor in factors]
+    heads = [Head.from_projections(root * Wq, root * Wk, Wv) for root in np.sqrt(parse_grid(scales, "scales"))]
     _sweep(work, Gaussian(np.zeros(dim), variance), heads, sizes, replicates=replicates)
     if work.as_published:
         _as_published(work, heads[0], variance, **protocol)
@@ -66,8 +64,8 @@ def hardmax_log(work: Work, *, sizes: str, replicates: int) -> None:
         work.numbers[f"finite_{label}"] = Number(error, hardmax_finite(n))
     if (rate := curve.rate) is not None:
         work.numbers["evidence"] = Number(Estimate(-rate.evidence))
-        exponent = Estimate(rate.log_exponent, rate.stderr / rate.slope * rate.log_exponent)
-        work.numbers["log_exponent"] = Number(exponent)
+        stderr = rate.stderr / rate.slope * rate.log_exponent
+        work.numbers["log_exponent"] = Number(Estimate(rate.log_exponent, stderr))
     for one in found.curves:
         work.draw(one.label, one.n, one.measured, one.stderr)
     work.draw("ln 4/(2√(2 ln n)), proved", curve.n, map(hardmax_asymptotic, curve.n), line=True)
@@ -94,11 +92,8 @@ def coupling_or_horizon(
         law = Gaussian(np.zeros(len(B)), np.diag(variances))
         found.append(work.whole(study(law, Head(np.diag(B / variances)), sizes, replicates=replicates, seed=work.seed)))
     horizon, coupling = (np.array([curve.theory[name] for curve in found]) for name in ("horizon", "coupling"))
-    lines = {
-        "horizon": np.array([rate_drawn(H) for H in horizon]),
-        "coupling": np.array([rate_drawn_coupling(one) for one in coupling]),
-    }
-    proved = np.array([rate_proved(one) for one in coupling])
+    by_coupling, proved = (np.array([*map(law, coupling)]) for law in (rate_drawn_coupling, rate_proved))
+    lines = {"horizon": np.array([rate_drawn(H) for H in horizon]), "coupling": by_coupling}
     for name in (*MOMENTS, "output"):
         sharp = np.array([(rate_rms_output if name == "output" else rate_sharp)(H) for H in horizon])
         slope, bars = _rates(found, name)
@@ -109,7 +104,7 @@ def coupling_or_horizon(
             same = np.isclose(horizon, value) & np.isfinite(slope)
             decades = np.log10(coupling[same])
             fit, covariance = np.polyfit(decades, slope[same], 1, w=1 / bars[same], cov="unscaled")
-            drawn = np.polyfit(decades, lines["coupling"][same], 1, w=1 / bars[same])[0]
+            drawn = np.polyfit(decades, by_coupling[same], 1, w=1 / bars[same])[0]
             work.numbers[f"{name}_change_{label}"] = Number(Estimate(fit[0], np.sqrt(covariance[0, 0])), drawn)
             work.draw(f"{name}, H = {value:g}", coupling[same], slope[same], bars[same])
         if name != "output":
@@ -164,13 +159,11 @@ def _sweep(work: Work, law: Measure, heads: list[Head], sizes: str, **options: A
     for name in MOMENTS:
         found, bars = _rates(curves, name)
         for label, place in (("low", 0), ("high", -1)):
-            rate = Estimate(found[place], bars[place])
-            work.numbers[f"{name}_{label}"] = Number(rate, rate_drawn(horizons[place]))
+            work.numbers[f"{name}_{label}"] = Number(Estimate(found[place], bars[place]), rate_drawn(horizons[place]))
         stderr = np.nanmean(bars)  # all scales share their tokens, so their errors do not average out
         for label, line in (("drawn", rate_drawn), ("sharp", rate_sharp)):
             miss, missed = (np.nanmean(np.abs(found - [line(h) for h in at])) for at in (horizons, theirs))
-            number = Number(Estimate(miss, stderr), None, Estimate(missed, stderr))
-            work.numbers[f"{name}_{label}_miss"] = number
+            work.numbers[f"{name}_{label}_miss"] = Number(Estimate(miss, stderr), None, Estimate(missed, stderr))
         work.draw(name, horizons, found, bars)
         if work.as_published:
             work.draw(f"{name}, horizon as published", theirs, found, bars)

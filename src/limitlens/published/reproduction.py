@@ -119,10 +119,7 @@ class Reproduction(Result):
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Tables by file name: the claims with their verdicts, and the points of the figure."""
-        parts = [
-            pd.DataFrame({"series": one.name, "x": one.x, "y": one.y, "stderr": one.stderr, "line": one.line})
-            for one in self.drawn
-        ]
+        parts = [pd.DataFrame(vars(one)).rename(columns={"name": "series"}) for one in self.drawn]
         found = {self.file: self.table, "points": pd.concat([part.astype({"stderr": float}) for part in parts])}
         return found | ({"details": pd.DataFrame(self.details)} if self.details else {})
 
@@ -134,8 +131,7 @@ class Reproduction(Result):
             test = "" if claim.test == "equal" else f"{claim.test} "
             where = claim.where if published is None else f"{test}{cell(published)} ({claim.where})"
             rows.append([claim.says, number.value, where, *[number.as_published] * self.as_published, outcome])
-        extra = ["with the published code"] if self.as_published else []
-        columns = ["quantity", "ours", "published", *extra, "verdict"]
+        columns = ["quantity", "ours", "published", *["with the published code"] * self.as_published, "verdict"]
         table = Table("our numbers and the published ones", columns, rows)
         agree, differ, other = (sum(row[-1].startswith(first) for row in rows) for first in VERDICTS)
         verdict = (
@@ -144,10 +140,8 @@ class Reproduction(Result):
             f"differ by more than three standard errors; {other} further numbers have no comparable published one.",
             f"What to expect: {about.expect}",
         )
-        lead = (
-            "Points have 95% intervals. Numbers that are published only in a figure are not read off it; formulas are "
-            "evaluated at the parameters of this run."
-        )
+        lead = "Points have 95% intervals. Numbers that are published only in a figure are not read off it; "
+        lead += "formulas are evaluated at the parameters of this run."
         names = dict.fromkeys([*about.published, *self.parameters])
         given = [(name, *(_shown(of.get(name)) for of in (about.published, self.parameters))) for name in names]
         parameters = Table("parameters", ("parameter", "published", "here"), given)
@@ -157,10 +151,8 @@ class Reproduction(Result):
             Section("Parameters", compared, [Text(about.deviations, listed=True), parameters]),
         ]
         if self.details:
-            rows = [list(row.values()) for row in self.details]
-            measured = Table(
-                "all that was measured", [name.replace("_", " ") for name in self.details[0]], rows, shown=12
-            )
+            columns = [name.replace("_", " ") for name in self.details[0]]
+            measured = Table("all that was measured", columns, [[*row.values()] for row in self.details], shown=12)
             sections.insert(1, Section("Everything measured", "Intervals are at 95%.", [measured]))
         subtitle = f"{about.source} · {'quick' if self.quick else 'full'} size · {self.seconds:,.0f} s"
         return View(about.title, subtitle, verdict, sections, warnings=self.warnings)

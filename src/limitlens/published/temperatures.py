@@ -145,8 +145,7 @@ def _number(found: Quantity) -> Number:
 
 def _long_documents(loaded: LoadedModel, corpus: str, count: int, length: int) -> list[Windows]:
     """The first `length` tokens of each of up to `count` documents of a corpus that are as long."""
-    texts = open_corpus(corpus).documents()
-    each = (Corpus(corpus, partial(iter, [text])) for text in texts)
+    each = (Corpus(corpus, partial(iter, [text])) for text in open_corpus(corpus).documents())
     read = (Windows(loaded, one, length=length, tokens=length, fewer=True) for one in each)
     found = list(islice((one for one in read if one.count), count))
     if len(found) < FEWEST:

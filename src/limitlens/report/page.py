@@ -110,10 +110,8 @@ def table_html(table: Table, heading: str = "") -> str:
         for index, row in enumerate(table.rows)
     )
     label = escape(table.title)
-    shown = (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table data-csv="{label}">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    grid = f'<table data-csv="{label}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    shown = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{grid}</div>'
     if len(table.rows) > VISIBLE_ROWS:
         shown = f'<p class="note">{len(table.rows):,} rows; scroll to see them all.</p>{shown}'
     title = escape(table.title[:1].upper() + table.title[1:])

@@ -18,11 +18,9 @@ class Cells:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        given = ", ".join(str(size) for size in self.sizes) or "none"
         if not self.sizes or self.sizes[0] < 1 or any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
-            raise InputError(
-                f"sizes are {given}; expected increasing positive integers, or lo:hi:count such as 1000:30000:12"
-            )
+            given = f"sizes are {', '.join(map(str, self.sizes)) or 'none'}"
+            raise InputError(f"{given}; expected increasing positive integers, or lo:hi:count such as 1000:30000:12")
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -48,11 +46,10 @@ def parse_sizes(text: str | Sequence[int]) -> tuple[int, ...]:
     numbers = parse_grid(text, "sizes", "1000:30000:12")
     if max(numbers) > LARGEST or not (isinstance(text, str) or all(number.is_integer() for number in numbers)):
         raise InputError(f"sizes are {text!r}; expected whole numbers up to {LARGEST:g}, such as 1000:30000:12")
-    if not isinstance(text, str):
-        return Cells(tuple(int(number) for number in numbers)).sizes
     values = [round(value) for value in numbers]
     # Neighbours in a progression may round to the same size; in a list they are a mistake.
-    return Cells(tuple(dict.fromkeys(values) if ":" in text else values)).sizes
+    progression = isinstance(text, str) and ":" in text
+    return Cells(tuple(dict.fromkeys(values) if progression else values)).sizes
 
 
 def parse_grid(text: str | Sequence[float], name: str, example: str = "0.2:3:8") -> list[float]:
@@ -72,7 +69,5 @@ def parse_grid(text: str | Sequence[float], name: str, example: str = "0.2:3:8")
         raise ValueError
     except (ValueError, TypeError, OverflowError):
         given = repr(text) if len(repr(text)) < 80 else f"{repr(text)[:60]}..."
-        raise InputError(
-            f"{name} is {given}; expected lo:hi:k with 0 < lo <= hi and 1 <= k <= {MOST:,}, such as {example}, or "
-            "numbers such as 1 or 1,2,5"
-        ) from None
+        expected = f"lo:hi:k with 0 < lo <= hi and 1 <= k <= {MOST:,}, such as {example}, or numbers such as 1 or 1,2,5"
+        raise InputError(f"{name} is {given}; expected {expected}") from None

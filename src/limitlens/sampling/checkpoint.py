@@ -19,8 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from limitlens.arrays import Tensor, torch
 from limitlens.errors import InputError, Progress
-from limitlens.measures import Sample
-from limitlens.measures.base import Measure
+from limitlens.measures import Measure, Sample
 from limitlens.record import installed, to_json, write_files
 from limitlens.sampling.interrupt import Interrupt, StopNow, held_interrupt
 
@@ -204,10 +203,9 @@ def _same(folder: Path | None, then: Mapping[str, Any], now: Mapping[str, Any]) 
     for name in dict.fromkeys((*now, *then)):
         if then.get(name) != now.get(name):
             was, is_now = (str(found.get(name, "none"))[:40] for found in (then, now))
-            raise InputError(
-                f"the checkpoint in {str(folder)!r} was made with {name} {was}, and this run has {name} {is_now}; "
-                "expected the same, so use the arguments it was made with, or start again without resuming"
-            )
+            given = f"the checkpoint in {str(folder)!r} was made with {name} {was}, and this run has {name} {is_now}"
+            remedy = "use the arguments it was made with, or start again without resuming"
+            raise InputError(f"{given}; expected the same, so {remedy}")
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, Any]:

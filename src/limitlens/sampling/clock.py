@@ -1,7 +1,5 @@
 """Timers for work on a CPU, and on a GPU, which runs asynchronously."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator

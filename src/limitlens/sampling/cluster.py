@@ -72,9 +72,8 @@ def _result(ray: Any, awaited: Any, address: str) -> Any:
             raise InputError(str(cause)) from None
         reason = (str(cause).strip().splitlines() or [""])[0].rstrip(".")
         given = f"a worker of the Ray cluster at {address!r} failed ({type(cause).__name__}: {reason})"
-        raise InputError(
-            f"{given}; expected machines with this version of limitlens, the model and enough memory"
-        ) from None
+        expected = "machines with this version of limitlens, the model and enough memory"
+        raise InputError(f"{given}; expected {expected}") from None
 
 
 @contextmanager
@@ -92,10 +91,8 @@ def connected(address: str) -> Iterator[Any]:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise InputError(
-                f"no Ray cluster answers at {address!r} ({reason}); expected auto or the HOST:PORT of a head that "
-                "`ray start --head` started"
-            ) from None
+            expected = "auto or the HOST:PORT of a head that `ray start --head` started"
+            raise InputError(f"no Ray cluster answers at {address!r} ({reason}); expected {expected}") from None
     try:
         yield ray
     finally:

@@ -49,10 +49,9 @@ class PoolStream:
 
     def __init__(self, tokens: Tensor, largest: int, seed: int) -> None:
         if largest > len(tokens):
-            raise InputError(
-                f"the largest size is {largest} and the sample has {len(tokens)} tokens; "
-                "expected sizes no larger than the sample, so lower the sizes or bring more tokens"
-            )
+            given = f"the largest size is {largest} and the sample has {len(tokens)} tokens"
+            remedy = "so lower the sizes or bring more tokens"
+            raise InputError(f"{given}; expected sizes no larger than the sample, {remedy}")
         self.tokens, self.largest, self.seed, self.page = tokens, largest, seed, PAGE
         self._orders: dict[int, Tensor] = {}
 

@@ -4,7 +4,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Barrier, Event
 from typing import Any, TypeVar
@@ -62,16 +62,6 @@ def summed(ends: NDArray[Any], places: NDArray[Any], weights: NDArray[Any], rows
 
 
 @contextmanager
-def _switching(seconds: float) -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(seconds)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-@contextmanager
 def workers_for(device: torch.device) -> Iterator[Workers]:
     """Context manager that gives one worker per torch thread of the CPU; a single worker for a GPU."""
     count = torch.get_num_threads()
@@ -85,7 +75,9 @@ def workers_for(device: torch.device) -> Iterator[Workers]:
         torch.set_num_threads(1)
         ready.wait()
 
-    with ThreadPoolExecutor(count, initializer=begin) as pool, _switching(SWITCH):
+    with ThreadPoolExecutor(count, initializer=begin) as pool, ExitStack() as at_end:
+        at_end.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH)
         for _ in range(count):
             pool.submit(int)
         ready.wait()

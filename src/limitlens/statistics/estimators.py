@@ -219,8 +219,7 @@ class ClusteredMoments:
     def add(self, replicates: slice, sizes: slice, difference: Tensor) -> None:
         """Store the squared errors of some replicates and sizes, from differences Γ_n − Γ (s, r, ..., G · m, v).
 
-        Each cluster of queries gets a jackknife pseudovalue (to first order) of the squared error; NaN with one
-        cluster.
+        Each cluster of queries gets a jackknife pseudovalue (to first order) of the squared error; NaN if there is one.
         """
         pairs = self._pairs(difference.float().reshape(-1, *self.limit.shape[1:])).double()
         pairs = pairs.reshape(2, *difference.shape[:2], len(self.limit), -1)  # (2, s, r, G, C)

@@ -59,9 +59,8 @@ class RegimeVerdict:
 def classify(effective_tokens: Array, sizes: Array, top_weight: float) -> RegimeVerdict:
     """Classify a head as averaging, selective or frozen, from its effective tokens 1/Σw² (J,) and its largest weight.
 
-    Effective tokens are given at `sizes` (J,), the largest weight at the last size, as means over queries. An averaging
-    head has many effective tokens, which grow about like n. In a frozen head one weight holds most of the mass and they
-    hardly grow. Any other head is selective.
+    Effective tokens are given at `sizes` (J,), the largest weight at the last size, means over queries. They are many
+    and grow about like n if a head averages. If it is frozen, one weight holds most of the mass and they hardly grow.
     """
     tokens, n = np.asarray(effective_tokens, dtype=float), np.asarray(sizes, dtype=float)
     if tokens.shape != n.shape or n.ndim != 1 or not n.size:

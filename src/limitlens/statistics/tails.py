@@ -132,10 +132,8 @@ class TailReport(Result):
         figure = Figure("Excess over the Gaussian curve", *axes, series, [Guide("Gaussian", y=0.0)])
         title = "K(s u)/(s²/2) − 1 along whitened directions u: positive where it exceeds the Gaussian curve"
         table = Table(title, ["direction", *(f"s = {s:.2f}" for s in self.tilts)], rows, shown=5)
-        measured = (
-            f"The log-moment curves of the tokens along {len(rows)} whitened directions and their kurtosis were "
-            "compared with those of a Gaussian law, and a Pareto tail was fitted to their norms."
-        )
+        measured = f"The log-moment curves of the tokens along {len(rows)} whitened directions and their kurtosis were "
+        measured += "compared with those of a Gaussian law, and a Pareto tail was fitted to their norms."
         found = (
             f"The verdict is {self.verdict.value}: variance proxy {self.variance_proxy:.3g}, kurtosis "
             f"{self.kurtosis:.1f} standard errors above the Gaussian one, norms of Pareto shape "
@@ -213,8 +211,7 @@ def _whitener(eigenvalues: Array, vectors: Array) -> tuple[Array, Array]:
 def _log_moment_excess(projections: Any, s: Array) -> tuple[Any, Any]:
     """Excess K̂(s)/(s²/2) - 1 of the log-moment curve over the Gaussian one, and its standard error.
 
-    Both are (directions, points), from `projections` (directions, n) of n tokens. The lengths `s` must be multiples 1,
-    2, 3, ... of the first.
+    Both are (directions, points), from `projections` (directions, n) of n tokens, at lengths `s` = s₁, 2 s₁, 3 s₁, ….
     """
     lib, (directions, n) = library(projections), projections.shape
     length, excess, stderr = array_like(projections, s), [], []

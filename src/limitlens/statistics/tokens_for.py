@@ -83,8 +83,7 @@ def crossing(x: Array, y: Array, goal: float, end: float = math.inf, reach: floa
     rows = np.arange(len(y))
     above = (y + log_correction(x, end) > goal) & (x < end)
     last = np.where(above.any(1), len(x) - 1 - above[:, ::-1].argmax(1), -1)  # −1: the first size is already below
-    # Each curve falls to the goal within one segment on which log e is linear in log n: before the first size, between
-    # two sizes, or after the last.
+    # Each curve falls to the goal within a segment with log e linear in log n: before, between or after the sizes.
     first, after = last < 0, last == len(x) - 1
     i = np.clip(last, 0, len(x) - 2)
     slope = np.diff(y, axis=1)[rows, i] / np.diff(x)[i]

@@ -3,8 +3,6 @@
 Public names are listed in the stub `__init__.pyi`. A module is loaded when one of its names is first used.
 """
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

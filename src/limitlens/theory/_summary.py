@@ -59,8 +59,7 @@ def summary(
 
     `head` is a Head without biases, or a score matrix A (d, d) with the tokens as values. Errors are predicted at
     `sizes` (default n), at four queries, and over all queries up to `radius` (default: root mean square norm of the
-    tokens). The probability of a relative `error` is bounded. `mask_self` excludes a query's own token from its
-    softmax.
+    tokens). The probability of a relative `error` is bounded. `mask_self` excludes a query's own token.
 
     >>> summary = theory.summary(ll.Gaussian(0.0, 1.0), ll.Head(1.5), 30_000)
     >>> round(summary.predicted['theory']['rate_sharp'], 4)
@@ -79,11 +78,8 @@ def summary(
     queries = [case.query(deviations, error) for deviations in DEVIATIONS]
     document: dict[str, Any] = {
         "inputs": {"measure": repr(law), "dim": law.dim, "n": n, "radius": ball, "mask_self": mask_self},
-        "theory": {
-            **{name: getattr(case.reach, name) for name in REACH},
-            **{prediction.name: prediction.value for prediction in exponents},
-        },
-        "rates": {prediction.name: prediction.as_dict() for prediction in exponents},
+        "theory": {name: getattr(case.reach, name) for name in REACH} | {one.name: one.value for one in exponents},
+        "rates": {one.name: one.as_dict() for one in exponents},
         "uniform": case.uniform(ball),
         "queries": queries,
     }
@@ -187,9 +183,8 @@ class _Case:
         B = whitened(self.law.covariance, self.A)
         shift = np.linalg.solve(np.eye(len(B)) - B @ B.T, square_root(self.law.covariance) @ self.A @ self.law.mean)
         start = float(np.exp(min(np.log(1000.0) + 2 * shift @ shift, 700.0)))
-        return f"tokens with a mean reach it from about n = {start:.2g} on" + (
-            "" if self.n >= start else ", not reached here"
-        )
+        late = "" if self.n >= start else ", not reached here"
+        return f"tokens with a mean reach it from about n = {start:.2g} on{late}"
 
     def uniform(self, radius: float) -> dict[str, Any]:
         """Error bounds over queries within `radius`: constant, value at n, and smallest n at which they are useful."""
@@ -214,10 +209,7 @@ class _Case:
         meaning = NO_LIMIT.get(clt.ends_before(law, tilt) or 0, validity.meaning)
         absolute = error * cost.limit
         asymptotic, bound = map(float, np.sqrt((cost.trace / n, cost.mean_square_bound(n))))
-        bound_parts: dict[str, Any] = {
-            "note": "at every n, bounded laws only",
-            "useful_from": cost.mean_square_useful_from(),
-        }
+        always, useful = "at every n, bounded laws only", cost.mean_square_useful_from()
         chance, useful_from = 1.0, float("inf")
         if absolute > 0:
             chance, useful_from = cost.deviation_bound(n, absolute), cost.deviation_useful_from(absolute)
@@ -228,7 +220,7 @@ class _Case:
             "limit": cost.limit,
             "effective_sample_size": self._claimed("effective_sample_size", float(n * np.exp(-cost.log_cost))),
             "rms_error": self._claimed("rms_error", asymptotic, note="as n → ∞, by the central limit theorem"),
-            "rms_error_bound": self._claimed("rms_error_bound", bound, **bound_parts),
+            "rms_error_bound": self._claimed("rms_error_bound", bound, note=always, useful_from=useful),
             "deviation": {**deviation, "status": CLAIMS["deviation"].status.value},
             "interval": {"validity": validity.value, "meaning": meaning, "remedy": validity.remedy},
         }

@@ -141,8 +141,7 @@ def _lowest(smallest: float) -> float:
 def three_piece(tilts: ArrayLike, n: float) -> Array:
     """Approximate E|error| of attention along the tilt A x over n Gaussian tokens, τ its whitened length (verified).
 
-    With L = √(2 ln n) it is √(2/π) e^{τ²/2} √((1+τ²)/n) for τ < L/2 and exp(-(L-τ)²/2) for τ < L. Above, it is τ minus
-    the 1 - 1/n quantile of the normal law.
+    With L = √(2 ln n): √(2/π) e^{τ²/2} √((1+τ²)/n) for τ < L/2, exp(-(L-τ)²/2) for τ < L, and τ - Φ⁻¹(1 - 1/n) above.
     """
     tau = as_array("tilts", tilts)
     if not n > 1 or (tau < 0).any():

@@ -15,6 +15,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 from limitlens.errors import as_array, check_covariance, check_number
 from limitlens.theory.curve import expected_norm
 from limitlens.theory.prediction import Status, value_matrix
+from limitlens.theory.scaling.laws import gauss_panels
 from limitlens.theory.statuses import CLAIMS
 
 FINITE_FROM = 1000  # tokens from which simulations confirm the finite law within 2%
@@ -59,11 +60,8 @@ def hardmax_isotropic(n: float, covariance: ArrayLike, V: ArrayLike | None = Non
     """
     spread = check_covariance("covariance", as_array("covariance", covariance, ndim=2))
     dim = int(check_number("the dimension", len(spread), "at least 2; use hardmax_finite in dimension 1", low=2))
-    node, weight = np.polynomial.legendre.leggauss(16)
-    edges = np.append(0, pi / 2.0 ** np.arange(4, -1, -1))
-    half = np.diff(edges)[:, None] / 2
-    angle = ((edges[1:] + edges[:-1])[:, None] / 2 + half * node).ravel()
-    share = np.sin(angle) ** (dim - 2) * (half * weight).ravel()
+    angle, step = gauss_panels(np.append(0, pi / 2.0 ** np.arange(4, -1, -1)))
+    share = np.sin(angle) ** (dim - 2) * step
     covariances = np.array([_covariance_of_maxima(check_size(n), one) for one in angle])
     steiner = dim**2 * float((share / share.sum()) @ (np.cos(angle) * covariances))
     square = extremes(n)[0] ** 2 + _covariance_of_maxima(n, 0.0)  # E[max²]
@@ -79,9 +77,8 @@ def _covariance_of_maxima(n: float, angle: float) -> float:
     tail = ndtr(-a)
     either = tail[:, None] + tail - np.outer(tail, tail)  # P(X > a or Y > b) of independent pairs
     square, product = np.add.outer(a**2, a**2), np.outer(a, a)
-    for u, du in zip(
-        (pi / 2 - angle) * (node + 1) / 2, (pi / 2 - angle) / 2 * weight, strict=True
-    ):  # Plackett, r = sin u
+    half = (pi / 2 - angle) / 2
+    for u, du in zip(half * (node + 1), half * weight, strict=True):  # Plackett, r = sin u
         either -= du / (2 * pi) * np.exp(-(square - 2 * product * sin(u)) / (2 * cos(u) ** 2))
     alone = np.exp(n * log_ndtr(a))
     return float(step @ (np.exp(n * np.log1p(-np.minimum(either, 1 - 1e-16))) - np.outer(alone, alone)) @ step)

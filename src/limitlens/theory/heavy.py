@@ -67,15 +67,8 @@ def laplace_law(tilt: float, scale: float) -> HeavyLaw:
             Prediction("growth", 0.0, Status.PROVED, "0", "the output converges"),
         )
         return HeavyLaw(Existence.NORMAL if product < 0.5 else Existence.STABLE, predictions)
-    limit = "limit of E Σw²"
-    share = Prediction(
-        "participation",
-        1 - 1 / product,
-        CLAIMS["laplace.participation"].at(False),
-        "1−1/(bt)",
-        limit,
-        POISSON_DIRICHLET,
-    )
+    status, formula = CLAIMS["laplace.participation"].at(False), "1−1/(bt)"
+    share = Prediction("participation", 1 - 1 / product, status, formula, "limit of E Σw²", POISSON_DIRICHLET)
     slope, formula = (float(scale), "b") if product > 1 else (float(scale) / 2, "b/2")
     growth = Prediction("growth", slope, CLAIMS["laplace.growth"].status, formula, "output per unit of ln n")
     return HeavyLaw(Existence.NONE, (NO_RATE, share, growth))

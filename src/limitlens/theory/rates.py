@@ -107,9 +107,8 @@ def sharp_law(horizon: float, moment: str = "mean", multiplicity: int = 1) -> Sh
 def variance_proxy(law: Measure) -> Array | None:
     """Variance proxy S of a token distribution: log E exp<t, X> - <E X, t> ≤ ½ tᵀSt for every t (proved).
 
-    S (d, d) is the covariance for `STRICTLY_SUBGAUSSIAN` laws. For a Gaussian mixture it is an upper bound of the
-    covariances plus D²/4, D the largest distance between two means. For another law of bounded radius R it is R²
-    (Hoeffding). None if no proxy is known.
+    S (d, d) is the covariance for `STRICTLY_SUBGAUSSIAN` laws; for a Gaussian mixture an upper bound of the covariances
+    plus D²/4, D the largest distance of two means; for another law of radius R, R² (Hoeffding). None if unknown.
     """
     if isinstance(law, STRICTLY_SUBGAUSSIAN):
         return law.covariance
@@ -169,12 +168,12 @@ def predictions(
     moments = proved_note = "error of the mean and covariance of the outputs, as E|·| over replicates"
     if proxy is None:
         proved_note += "; Ψ of the covariance, which need not be a variance proxy of these tokens"
-    elif proxy != of.coupling:
-        proved_note += f"; at least this, as n → ∞; Ψ = {proxy:.4g} of a variance proxy of these tokens"
     else:
-        proved_note += "; at least this, as n → ∞"
+        other = "" if proxy == of.coupling else f"; Ψ = {proxy:.4g} of a variance proxy of these tokens"
+        proved_note += f"; at least this, as n → ∞{other}"
     limits = f"; in d > 1 verified only for ‖B‖_F ≤ 1, where it is 1/2; here ‖B‖_F = {of.frobenius:.3g}"
     one_sample = "output error, root mean square over the queries of one sample; not comparable with the moments"
+    all_samples = "output error, root mean square over queries and replicates"
     squared = "error of the moments, as root mean square over replicates instead of E|·|"
     sharp = known and mean_verified(of, VERIFIED_HORIZON)
     found = [
@@ -182,12 +181,9 @@ def predictions(
         claimed("rate_drawn", rate_drawn(H), moments, reference=BOHBOT),
         claimed("rate_sharp", rate_sharp(H), moments + (limits if of.dim > 1 else ""), holds=sharp),
         claimed("rate_sharp_output", rate_sharp_output(H), one_sample),
-        claimed(
-            "rate_rms_output", rate_rms_output(H), "output error, root mean square over queries and replicates",
-            holds=in_line,
-        ),
+        claimed("rate_rms_output", rate_rms_output(H), all_samples, holds=in_line),
         claimed("rate_rms", rate_rms(H), squared),
-    ]  # fmt: skip
+    ]
     if compact:
         return [claimed("rate_compact", 0.5, "every error of bounded tokens, as n → ∞", reference=BOHBOT), *found]
     if of.mean_tilt > CENTRED:

@@ -1,7 +1,6 @@
 """Spectral norms of a head's scores on which the decay of its attention error in n depends.
 
-Token X has the score <X, A x> for query x, with 1/√k included in A. B = Σ^{1/2} A Σ^{1/2} is the score matrix of the
-whitened tokens, Σ their covariance.
+Token X of covariance Σ has the score <X, A x> for query x, with 1/√k in A; whitened tokens have B = Σ^{1/2} A Σ^{1/2}.
 """
 
 from dataclasses import dataclass

@@ -33,6 +33,13 @@ def tanh_sinh(nodes: int) -> tuple[Array, Array, Array]:
     return node, complement, weight
 
 
+def gauss_panels(edges: Array, nodes: int = 16) -> tuple[Array, Array]:
+    """Gauss-Legendre nodes and weights on the panels between `edges`, (panels · nodes,) each."""
+    node, weight = np.polynomial.legendre.leggauss(nodes)
+    half = np.diff(edges)[:, None] / 2
+    return ((edges[1:] + edges[:-1])[:, None] / 2 + half * node).ravel(), (half * weight).ravel()
+
+
 @dataclass(frozen=True)
 class LocalPower:
     """Power law P(D ≤ s) ~ c s^a of small gaps D = 1 − <q, k>, which determines the scaling limit of attention."""

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.theory.scaling.laws import negligible_beyond, tanh_sinh
+from limitlens.theory.scaling.laws import gauss_panels, negligible_beyond, tanh_sinh
 from limitlens.theory.scaling.points import Points
 from limitlens.theory.scaling.weights import check_points
 
@@ -32,8 +32,8 @@ def top_cdf(weights: ArrayLike, points: Points, rank: int = 1) -> Array:
     """Probability P(w_k ≤ t) that the k-th largest softmax weight, k = `rank`, is at most t, for `weights` t in (0, 1).
 
     By Euler inversion (Abate and Whitt, 2006), with an error below 1e-7, or 1e-5 for a ≤ 1/2. The law of rank 1 has a
-    kink at t = 1/2, next to which (0.4 to 0.6) the inversion is off by up to 5e-4.
-    Refused where 1/w_k varies by less than 6%: then the weights hardly vary, and their means say it all.
+    kink at t = 1/2, next to which (0.4 to 0.6) the inversion is off by up to 5e-4. Refused where 1/w_k varies by less
+    than 6%: then the weights hardly vary, and their means say it all.
 
     >>> theory.top_cdf([0.15], theory.KeyPoints(theory.uniform(8), 1e5, 61.086)).round(3).tolist()
     [0.368]
@@ -104,15 +104,8 @@ def _nearest(points: Points, rank: int, low: float = 1.0, high: float = 1.0) -> 
     if math.isfinite(points.edge):
         beyond = np.arange(0, math.log(75 / min(low, 1)), 0.25)
         count.append(points.cumulative(np.maximum(points.edge - beyond, 0)))
-    within, mass = _panels(np.unique(np.minimum(np.concatenate(count), most)))
+    within, mass = gauss_panels(np.unique(np.minimum(np.concatenate(count), most)), _PANEL_NODES)
     return points.reach(within), within, mass
-
-
-def _panels(edges: Array) -> tuple[Array, Array]:
-    """Gauss-Legendre nodes and weights on the panels between `edges`, (panels · nodes,) each."""
-    node, weight = np.polynomial.legendre.leggauss(_PANEL_NODES)
-    half = np.diff(edges)[:, None] / 2
-    return ((edges[1:] + edges[:-1])[:, None] / 2 + half * node).ravel(), (half * weight).ravel()
 
 
 def _inverse_cdf(excess: Array, points: Points, rank: int) -> Array:
@@ -154,7 +147,7 @@ def _beside(points: Points, x: Array, side: int, edges: Array) -> Callable[[Call
     All rows share the panels between `edges`. The panel in which the points of a row end (at 0, or at the antipode) has
     nodes of its own, which resolve a singular density.
     """
-    s, step = _panels(edges)
+    s, step = gauss_panels(edges, _PANEL_NODES)
     room = x if side < 0 else points.edge - x
     whole = edges[1:] <= room[:, None]
     inside = np.repeat(whole, _PANEL_NODES, axis=1)

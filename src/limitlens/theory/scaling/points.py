@@ -20,7 +20,7 @@ from scipy import optimize
 
 from limitlens.errors import Array, check_kind, check_number
 from limitlens.theory.scaling.control import check_beta, check_keys, check_theta
-from limitlens.theory.scaling.laws import GapLaw, Law, LocalPower, negligible_beyond, tanh_sinh
+from limitlens.theory.scaling.laws import GapLaw, Law, LocalPower, gauss_panels, negligible_beyond, tanh_sinh
 
 _NODES = 401
 _SATURATED = 4.0  # z above which 1 − e^{−e^z} is 1 up to 2e-24
@@ -77,12 +77,9 @@ class Points:
     @cached_property
     def _grid(self) -> tuple[Array, Array, Array, Array, Array]:
         """Quadrature of `mean_over`: weights of y (rows,), x, z and masses (rows, nodes) for each y, Φ(y) (rows,)."""
-        edges = self._panel_edges()
-        node, weight = np.polynomial.legendre.leggauss(16)
-        half = np.diff(edges)[:, None] / 2
-        y = ((edges[1:] + edges[:-1])[:, None] / 2 + half * node).ravel()
+        y, weight = gauss_panels(self._panel_edges())
         x, mass, expected = self._rows(y)
-        return (half * weight).ravel(), x, y[:, None] - x, mass, expected
+        return weight, x, y[:, None] - x, mass, expected
 
     def _rows(self, y: Array) -> tuple[Array, Array, Array]:
         """Quadrature nodes x and masses under Λ, both (rows, nodes), and Φ(y) (rows,), for each y (rows,)."""
