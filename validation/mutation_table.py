@@ -216,8 +216,8 @@ TABLE: list[tuple[str, str, list[tuple[str, ...]]]] = [
         ("(low - level) / (low - high)", "(level - high) / (low - high)"),
         ("np.ceil(np.where(start >= last", "np.floor(np.where(start >= last"),
         ("np.sqrt(self.squared_error.mean(0)", "(self.squared_error.mean(0)"),
-        ("/ len(kept.mask)", "/ 1"),
-        ("linspace(context, total - 1, QUERIES", "linspace(context, total - 2, QUERIES"),
+        ("square().sum(-1).mean(0)", "square().sum(-1).sum(0)"),
+        ("linspace(context, call.key.shape[2] - 1, QUERIES", "linspace(context, call.key.shape[2] - 2, QUERIES"),
     ]),
     ("interventions/depth.py", "interventions/test_depth.py test_errors_are_those_of_a_run_by_hand "
      "test_layers_that_neither_amplify_nor_interfere_add_in_squares", [
