@@ -139,7 +139,10 @@ def run() -> dict[str, Any]:
 
 
 def summary(scores: dict[str, dict[str, list[list[float]]]], baseline: str = "kvzip") -> dict[str, Any]:
-    """Means and standard errors of every method, and paired differences of KL and accuracy from a baseline."""
+    """Means and standard errors of every method, and paired differences of KL and accuracy from a baseline.
+
+    A method that was run on the first prompts only is compared with the baseline on these.
+    """
     found: dict[str, Any] = {}
     for task, methods in scores.items():
         arrays = {name: np.array(rows) for name, rows in methods.items()}
@@ -148,7 +151,7 @@ def summary(scores: dict[str, dict[str, list[list[float]]]], baseline: str = "kv
             means = {key: paired_mean(values[:, place]) for place, key in enumerate(SCORES)}
             row = {key: [mean.value, mean.stderr] for key, mean in means.items() if task != TEXT or key != "accuracy"}
             for key, place in (("kl", 2), ("accuracy", 0)):
-                less = paired_mean(values[:, place], arrays[baseline][:, place])
+                less = paired_mean(values[:, place], arrays[baseline][: len(values), place])
                 row[f"{key}_minus_{baseline}"] = [less.value, less.stderr]
             rows[name] = row
         solved = None if task == TEXT else bool(arrays["full"][:, 0].mean() >= SOLVED)
@@ -192,5 +195,6 @@ if __name__ == "__main__":
     results["probe"] = {
         name: compared(heads, probed, kv) for name, heads in results["heads"].items() if name.startswith("only")
     }
+    results["tasks"] = summary(results["scores"])  # with the rows of kvpress, if they were added
     path.write_text(json.dumps(results, indent=2) + "\n")
     print(json.dumps(results["probe"], indent=1))

@@ -5,8 +5,8 @@ It runs in an environment of its own, which needs kvpress 0.5.5, torch 2.13.0 an
     RECALL_PROMPTS=prompts.json python -m bench recall
     python bench/recall_kvpress.py MODEL.gguf prompts.json bench/results/recall.json
 
-A press reads the context; question and answer are read in one forward pass after it, with their
-positions behind the context. The scores, by prompt as in the results file, are added to it with paired differences.
+A press reads the context; question and answer are read in one forward pass after it, with their positions behind the
+context. The scores, by prompt as in the results file, are added to it; `python -m bench.recall` computes means.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from limitlens.sampling.checkpoint import Checkpoint, digest
 
 SAMPLES = 16  # continuations drawn from the model for each text
 ROUNDS = 3  # refits, at most
-STEP = 0.5  # share of the way to the refitted budgets, because all heads change at once
+STEPS = (0.5, 0.25, 0.125)  # shares of the way to the refitted budgets that are tried: all heads change at once
 POINTS = 4  # other numbers of keys at which a head is measured, at most
 STABLE = 0.02  # share of the keys whose change counts as no change
 AXES = ("text", "recall")
@@ -200,9 +200,12 @@ class TwoAxes:
             recall = self._recall(reads, self._names(names, chosen), keys, turn)
             own = np.take_along_axis(text, chosen[None, ..., None], 0)[0]
             wanted = budgets.fisher_weighted(self.both[1] * own + self.both[0] * recall, sizes, total)
-            proposed = np.asarray(keys + STEP * (wanted - keys)).astype(np.intp)
-            now = self._cost(reads, text, names, chosen, proposed)
-            if self.both @ (now - history[-1]) >= 0:
+            for step in STEPS:
+                proposed = np.asarray(keys + step * (wanted - keys)).astype(np.intp)
+                now = self._cost(reads, text, names, chosen, proposed)
+                if self.both @ (now - history[-1]) < 0:
+                    break
+            else:
                 break
             moved = np.abs(proposed - keys).sum() / 2
             keys = proposed
