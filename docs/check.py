@@ -43,8 +43,8 @@ def expect(found: Any, expected: Any, where: str) -> None:
 
 
 def check_cache_tables() -> None:
-    """Every cell of the tables of docs/act.md and of the README's table."""
-    text = (ROOT / "docs/act.md").read_text()
+    """Every cell of the tables of docs/results/cache.md and of the README's table."""
+    text = (ROOT / "docs/results/cache.md").read_text()
     files = {n: json.loads((ROOT / f"bench/results/cache-{n}.json").read_text()) for n in (1024, 4096)}
     trials = {(n, round(100 * trial["share"]), trial["corpus"]): trial for n in files for trial in files[n]["trials"]}
     texts = [trial["corpus"] for trial in files[1024]["trials"][:2]]
@@ -56,7 +56,7 @@ def check_cache_tables() -> None:
         return f"{one['measured']:{form}} ± {one['stderr']:.4f}".replace("-", "−")
 
     tables = table(text, r"(\d+)% of ([\d,]+) tokens ")
-    expect([found[:2] for found in tables], [(s, n) for n in ("1,024", "4,096") for s in ("25", "50")], "docs/act.md")
+    expect([found[:2] for found in tables], [(s, n) for n in ("1,024", "4,096") for s in ("25", "50")], "docs/results/cache.md")
     for share, context, rows in tables:
         expect(len(rows.splitlines()), 1 + POLICIES, f"the number of rows for {share}% of {context}")
         for row in rows.splitlines():

@@ -26,7 +26,7 @@ from limitlens.cli import app, main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("**/*.md")])
 NOTEBOOKS = sorted(DOCS.glob("notebooks/*.ipynb"))
 PROBED = "tokens=3000, window=50, sizes=[8, 32, 128], replicates=4, queries=16"
 SMALLER = {
@@ -125,7 +125,7 @@ def prepare(folder: Path, model: str, text: str) -> None:
 CODE = [page for page in PAGES if any(language == "python" for language, _ in blocks(page))]
 
 
-@pytest.mark.parametrize("page", CODE, ids=[page.stem for page in CODE])
+@pytest.mark.parametrize("page", CODE, ids=[str(page.relative_to(ROOT)) for page in CODE])
 def test_python_of_the_pages_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
