@@ -56,7 +56,8 @@ def check_cache_tables() -> None:
         return f"{one['measured']:{form}} ± {one['stderr']:.4f}".replace("-", "−")
 
     tables = table(text, r"(\d+)% of ([\d,]+) tokens ")
-    expect([found[:2] for found in tables], [(s, n) for n in ("1,024", "4,096") for s in ("25", "50")], "docs/results/cache.md")
+    sizes = [(share, n) for n in ("1,024", "4,096") for share in ("25", "50")]
+    expect([found[:2] for found in tables], sizes, "docs/results/cache.md")
     for share, context, rows in tables:
         expect(len(rows.splitlines()), 1 + POLICIES, f"the number of rows for {share}% of {context}")
         for row in rows.splitlines():

@@ -27,6 +27,7 @@ NUMBERS = (
     "accuracy", "kl", "kl_minus_plan", "accuracy_minus_plan", "kl_minus_uniform", "kl_minus_equal_error", "agreement",
     "nll", "nll_increase",
 )  # fmt: skip
+SHOWN_NUMBERS = tuple(name for name in NUMBERS if name not in ("kl_minus_equal_error", "nll"))  # in `table` only
 SHOWN = 14  # rows of a task that a terminal prints
 
 
@@ -62,8 +63,13 @@ class TrialRow:
         )
 
     @property
+    def name(self) -> str:
+        """Short name of the method: that of its key policy or rule, or "plan"."""
+        return OWN if self.allocation == OWN else self.policy
+
+    @property
     def label(self) -> str:
-        """Key policy and allocation as tables show them."""
+        """What the method keeps, in words."""
         if self.policy in SHARED:
             return SHARED[self.policy].label
         return "duo: whole heads and windows" if self.policy == DUO else policy_label(self.policy)
@@ -124,8 +130,13 @@ class Trial(Result):
             found.append(f"Accuracy with the full cache: {whole}.{none or out}")
         found += [self._best(task) for task in self.averaged if task in (TEXT, RECALL) or len(self.tasks) == 1]
         found.append(f"{self._own()}{self._loses()}")
-        sections = [Section("Policies and allocations at equal cache size", lead, [self._figure()])]
-        sections += [Section(task, "", [self._table(task)]) for task in self.averaged]
+        overview = [self._overview()] if len(self.tasks) > 1 else []
+        sections = [Section("Policies and allocations at equal cache size", lead, [self._figure(), *overview])]
+        sections += [Section(f"Task: {task}", "", [self._table(task)]) for task in self.averaged]
+        meanings = {row.name: "the plan under trial" if row.name == OWN else row.label for row in self.rows}
+        sections.append(
+            Section("Names of methods", "", [Table("Names of methods", ("name", "keeps"), list(meanings.items()))])
+        )
         return View(
             title=f"Cache trial of {self.model}: {share:.1%} of the cache",
             subtitle=f"{self.model} on {self.corpus}: {self.documents} documents of {self.context:,} + {self.behind} "
@@ -142,12 +153,33 @@ class Trial(Result):
 
     def _table(self, task: str) -> Table:
         """Table of all policies and allocations on one task."""
-        names = [name for name in NUMBERS if any(getattr(row, name) is not None for row in self.of(task))]
+        names = [name for name in SHOWN_NUMBERS if any(getattr(row, name) is not None for row in self.of(task))]
         columns = ("key policy", "allocation", *(name.replace("kl", "KL").replace("_", " ") for name in names))
         rows: list[tuple[Cell, ...]] = [
-            (row.label, _allocation(row.allocation), *map(row.estimate, names)) for row in self.of(task)
+            (row.name, _allocation(row.allocation), *map(row.estimate, names)) for row in self.of(task)
         ]
-        return Table(f"Policies and allocations: {task}", columns, rows, shown=SHOWN if len(self.tasks) > 1 else None)
+        own = frozenset(k for k, row in enumerate(self.of(task)) if row.allocation == OWN)
+        return Table(f"Policies and allocations: {task}", columns, rows, own, SHOWN if len(self.tasks) > 1 else None)
+
+    def _overview(self) -> Table:
+        """Table of every method with its bytes, KL on text and accuracy on each recall task, best recall first."""
+        found = {task: {(row.policy, row.allocation): row for row in self.of(task)} for task in self.tasks}
+        asked = [task for task in self.tasks if task != TEXT]
+
+        def rank(row: TrialRow) -> tuple[bool, float, float]:
+            right = [found[task][row.policy, row.allocation].accuracy or 0 for task in self.solved]
+            return row.policy != FULL, -sum(right), row.kl
+
+        order = sorted(found[self.tasks[0]].values(), key=rank)
+        rows: list[tuple[Cell, ...]] = []
+        for row in order:
+            own = [found[task][row.policy, row.allocation] for task in self.tasks]
+            kl = [one.estimate("kl") for one in own if one.task == TEXT]
+            recall = [one.estimate("accuracy") for one in own if one.task != TEXT]
+            rows.append((row.name, _allocation(row.allocation), f"{row.bytes / 1e6:.2f}", *kl, *recall))
+        columns = ("method", "allocation", "MB", *(["KL on text"] if TEXT in self.tasks else []), *asked)
+        marked = frozenset(k for k, row in enumerate(order) if row.allocation == OWN)
+        return Table("Recall beside text: accuracy on each task", columns, rows, marked)
 
     def _figure(self) -> Figure:
         """Figure of accuracy on recall tasks against KL on text, or of agreement against KL if there is one axis."""
@@ -156,23 +188,24 @@ class Trial(Result):
         recall = {(row.policy, row.allocation): row for row in self.of(RECALL if both else self.averaged[-1])[1:]}
         name = "accuracy" if both else "agreement"
         series: list[Series] = []
-        for allocation, colour in COLOURS.items():
-            own = [place for place in text if place[1] == allocation]
+        for allocation, colour in reversed(COLOURS.items()):  # the plan first: first points get their names first
+            if not (own := [place for place in text if place[1] == allocation]):
+                continue
             series.append(points(
                 _allocation(allocation), [text[place].kl for place in own],
                 [getattr(recall[place], name) for place in own], colour,
                 [recall[place].stderr[name] for place in own], positive=False,
-                labels=[text[place].label for place in own],
+                labels=[text[place].name for place in own], named=True,
             ))  # fmt: skip
         title = "Recall against text" if both else "Agreement against KL"
         tall = f"accuracy on {', '.join(self.solved)}" if both else "share of tokens with the same likeliest successor"
-        return Figure(title, Axis("KL on text, nats a token" if both else "KL, nats a token", log=True), Axis(tall),
-                      series, height=380)  # fmt: skip
+        return Figure(title, Axis("KL on text, nats a token" if both else "KL, nats a token", log=True),
+                      Axis(tall, low=-0.05, high=1.05) if both else Axis(tall), series, height=380)  # fmt: skip
 
     def _best(self, task: str) -> str:
         """Sentence on the best policy that a real cache can follow, and its gain over equal key counts per head."""
         best = next(row for row in self.of(task) if row.usable)
-        text = f"Smallest KL on {task}: {best.label}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
+        text = f"Smallest KL on {task}: {best.name}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
         if best.kl_minus_uniform is None:
             return f"{text}."
         stderr = best.stderr["kl_minus_uniform"]
@@ -196,7 +229,7 @@ class Trial(Result):
             rows = [row for row in rows if (row.kl_minus_plan or 0) < -2 * row.stderr["kl_minus_plan"]]
             if rows:
                 gain = f"{rows[0].kl_minus_plan:+.4f} ± {rows[0].stderr['kl_minus_plan']:.4f}"
-                lost.append(f"{task} to {rows[0].label}, {_allocation(rows[0].allocation)} (KL {gain})")
+                lost.append(f"{task} to {rows[0].name}, {_allocation(rows[0].allocation)} (KL {gain})")
         if not lost:
             return "No other method has a smaller KL than the plan on any task, beyond two standard errors."
         return f"The plan loses on {'; on '.join(lost)}."

@@ -49,7 +49,12 @@ def map_figure(run: ProbeRun, quantity: str) -> Figure:
     return head_map(label, label, [head.place for head in run.records], found, words=words)
 
 
-BEYOND = "beyond"  # shown in place of a number of tokens that exceeds the largest size predicted
+BEYOND = "beyond"  # shown, with `farthest`, in place of a number of tokens that exceeds the largest size predicted
+
+
+def farthest(run: ProbeRun) -> int:
+    """Largest number of tokens up to which the errors of all heads are measured or predicted."""
+    return min(head.curve.farthest for head in run.records)
 
 
 # Fields of a `HeadRecord` that a page reads under the same names.
@@ -107,7 +112,7 @@ def page_data(run: ProbeRun) -> dict[str, Any]:
     regimes = count_regimes(run.records)
     known = [one for one in QUANTITIES if any(row[one.key] is not None for row in rows)]
     return {
-        "n": list(run.n), "farthest": min(head.curve.farthest for head in run.records),
+        "n": list(run.n), "farthest": farthest(run),
         "predicted": not run.measured, "first": run.records.index(slowest(run.records)[0]),
         "heads": {name: [row[name] for row in rows] for name in rows[0]},
         "quantities": [one._asdict() for one in known if one.kind],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limitlens.estimate import Estimate
-from limitlens.probing.figures import BEYOND, TIGHT, map_figure, page_data
+from limitlens.probing.figures import BEYOND, TIGHT, farthest, map_figure, page_data
 from limitlens.probing.overview import count_regimes, rate_skills, slowest, summary
 from limitlens.probing.record import HeadRecord, kept_share, share_of_keys
 from limitlens.report.text import falling, join, plural, short
@@ -87,19 +87,26 @@ def _needs(run: ProbeRun) -> Table:
 
 def _slowest(run: ProbeRun) -> Section:
     """Table of the heads with the largest errors, for a terminal, without columns that are empty for all heads."""
-    rows = [_cells(head) for head in slowest(run.records)[:SHOWN]]
+    end = farthest(run)
+    rows = [_cells(head, end) for head in slowest(run.records)[:SHOWN]]
     kept = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     headings = {"interval": "95% interval", "error": f"error at n = {run.n[-1]:,}", "low to high": "95% interval"}
     columns, cells = [headings.get(name, name) for name in kept], [[row[name] for name in kept] for row in rows]
     table = Table(f"The {SHOWN} slowest heads: the largest errors left", columns, cells)
-    legend = Text(("* extrapolated; beyond: more tokens than this run can predict",))
+    legend = Text((f"* extrapolated; {BEYOND} {end:,}: more tokens than this run can predict",))
     return Section("", "", (table, legend), only="terminal")
 
 
-def _cells(head: HeadRecord) -> dict[str, Cell]:
+def _cells(head: HeadRecord, end: int) -> dict[str, Cell]:
     def tokens(error: float) -> str:
         found = head.curve.tokens_for(error)
-        return BEYOND if found.beyond else "–" if found.n is None else f"{found.n:,}{'*' * found.extrapolated}"
+        return (
+            f"{BEYOND} {end:,}"
+            if found.beyond
+            else "–"
+            if found.n is None
+            else f"{found.n:,}{'*' * found.extrapolated}"
+        )
 
     curve, rate, effective = head.curve, head.curve.rate, head.effective_tokens
     error = Estimate(round(float(curve.error[-1]), 3), round(float(curve.stderr[-1]), 3))
@@ -111,6 +118,7 @@ def _cells(head: HeadRecord) -> dict[str, Cell]:
         "error": error if curve.measured else error.value,
         "low to high": None if curve.measured or math.isnan(low) else f"{low:.3g} to {high:.3g}",
         "tokens for 10%": tokens(0.1),
+        "regime": head.regime and head.regime.value,
         "for 5%": tokens(0.05),
         "for 1%": None if curve.measured else tokens(0.01),
         "effective tokens": None if effective is None else float(f"{effective[-1]:.3g}"),
@@ -118,7 +126,6 @@ def _cells(head: HeadRecord) -> dict[str, Cell]:
         "sink": head.sink_mass and round(head.sink_mass, 2),
         "Pareto k": head.pareto_k and round(head.pareto_k, 2),
         "horizon": head.horizon and round(head.horizon, 2),
-        "regime": head.regime and head.regime.value,
     }
 
 

@@ -21,7 +21,7 @@ function headName(heads, i) {
 }
 
 function quantityText(quantity, value, farthest) {
-  if (value === BEYOND_ALL) return `>${short(farthest)}`;
+  if (value === BEYOND_ALL) return `${BEYOND_ALL} ${short(farthest)}`;
   return typeof value === "string" ? value : short(value, 3);
 }
 
@@ -183,7 +183,7 @@ function mountPanel(host, facts, page) {
     title.textContent = `Layer ${heads.layer[i]}, head ${heads.head[i]}`;
     badge.textContent = heads.regime[i] ?? "predicted";
     badge.className = `badge fill c-${regimeColour(page, heads.regime[i])}`;
-    reason.textContent = [heads.regime_reason?.[i], page.remedies[heads.regime[i]]].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}.`).join(" ").replace(/n\^(-?\d+\.\d+)/g, (_, power) => `n${superscript(power)}`);
+    reason.textContent = [heads.regime_reason?.[i], page.remedies[heads.regime[i]]].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}.`).join(" ");
     if (!updates.length) {
       add(host, curveFigure, state);
       const pair = node("div", { class: "pair" });
@@ -194,7 +194,7 @@ function mountPanel(host, facts, page) {
     facts.replaceChildren(...page.facts.flatMap(({ key, label, help }) => {
       const value = heads[key][i];
       if (value === null || value === undefined) return [];
-      const text = value === BEYOND_ALL ? `>${short(page.farthest)}` : typeof value === "string" ? value : short(value);
+      const text = value === BEYOND_ALL ? `${BEYOND_ALL} ${short(page.farthest)}` : typeof value === "string" ? value : short(value);
       return [node("div", { title: help ?? "" }, node("dt", {}, label), node("dd", {}, text))];
     }));
   };
