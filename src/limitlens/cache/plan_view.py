@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from limitlens.attention.policies import POLICIES
 from limitlens.cache.budgets import BEST, policy_label
-from limitlens.report.view import Cell, Row, Section, Table, View, head_map
+from limitlens.report.view import Block, Cell, Row, Section, Table, View, head_map
 
 if TYPE_CHECKING:
     from limitlens.cache.plan import Plan
@@ -22,7 +22,8 @@ def plan_view(plan: Plan) -> View:
         goal += f" ({full.share:.1%} of its full layers)"
     kept = (
         f"KV entries: {total.entries:,} of {total.entries_without_plan:,} ({total.share:.1%}) over "
-        f"{total.key_value_heads} key/value heads, {_mb(total.bytes)} of {_mb(plan.size(plan.own_cache).bytes)} MB."
+        f"{total.key_value_heads} key/value heads, {total.bytes / 1e6:.1f} of "
+        f"{plan.size(plan.own_cache).bytes / 1e6:.1f} MB."
     )
     if full is None:
         kept += " Nothing is saved: every layer has a sliding window shorter than the context."
@@ -37,7 +38,7 @@ def plan_view(plan: Plan) -> View:
         "effect on predictions.",
         "Budgets between measured sizes are interpolated linearly, which gives too many keys for convex curves.",
     ]
-    if plan.weights is None or not plan.weights.get("recall"):
+    if not (plan.weights or {}).get("recall"):
         trust.append(
             "The plan is for the likelihood of text and may evict facts that text rarely asks for: limitlens trial "
             "--tasks measures recall, and limitlens plan --for text=1,recall=1 plans for it."
@@ -57,72 +58,54 @@ def plan_view(plan: Plan) -> View:
             kept,
             "Run limitlens trial on the saved plan to measure the model with it.",
         ),
-        sections=[_heads(plan), *_recall(plan), *_errors(plan)], warnings=plan.warnings, trust=trust,
+        sections=[_heads(plan), *_errors(plan)], warnings=plan.warnings, trust=trust,
     )  # fmt: skip
-
-
-def _mb(size: float) -> str:
-    return f"{size / 1e6:.1f}"
 
 
 def _heads(plan: Plan) -> Section:
     """Section on what each head keeps: cache by kind of layer, heads by policy, maps of shares and policies."""
-    heads = plan.table
-    kinds: list[tuple[Cell, ...]] = []
-    for kind, one in {**plan.by_kind, "all": plan.total}.items():
-        layers = (
-            len(plan.layer_kinds) - plan.layer_kinds.count("none") if kind == "all" else plan.layer_kinds.count(kind)
-        )
-        whole = plan.size(plan.own_cache, None if kind == "all" else kind).bytes
-        kinds.append((kind, layers, f"{one.entries:,}", f"{one.entries_without_plan:,}", f"{one.share:.1%}",
-                      _mb(one.bytes), _mb(whole)))  # fmt: skip
-    used: list[tuple[Cell, ...]] = [
-        (str(name), len(own), f"{own['budget'].mean():.0f}", f"{own['share'].mean():.1%}", policy_label(str(name)))
-        for name, own in sorted(heads.groupby("policy"), key=lambda pair: -len(pair[1]))
-    ]
+    heads, kinds = plan.table, plan.by_kind | {"all": plan.total}
     places = list(zip(heads["layer"].tolist(), heads["kv_head"].tolist(), strict=True))
-    names = [str(row[0]) for row in used]
-    return Section("What each head keeps", (
-        f"The cache is cut once, after {plan.context:,} tokens. Each key/value head keeps its own number of entries, "
-        "chosen by its own key policy. A saved plan holds kv_budgets.json for other programs."
-    ), [
-        Table("Cache by kind of layer", ("layers", "number", "entries kept", "entries without a plan", "share",
-                                         "MB kept", "MB without a plan"), kinds),
-        Table("Key policies of the heads", ("key policy", "heads", "entries kept, mean", "share, mean", "keeps"), used),
+    used = sorted(heads.groupby("policy"), key=lambda pair: -len(pair[1]))
+    names = [str(name) for name, _ in used]
+    blocks: list[Block] = [
+        Table("Cache by kind of layer", ("layers", "entries kept", "entries without a plan", "share", "MB kept"),
+              [(kind, f"{one.entries:,}", f"{one.entries_without_plan:,}", f"{one.share:.1%}",
+                f"{one.bytes / 1e6:.1f}") for kind, one in kinds.items()]),
+        Table("Key policies of the heads", ("key policy", "heads", "entries kept, mean", "share, mean", "keeps"),
+              [(name, len(own), f"{own['budget'].mean():.0f}", f"{own['share'].mean():.1%}", policy_label(name))
+               for name, (_, own) in zip(names, used, strict=True)]),
         Row([head_map("Share of its cache kept by each key/value head", "share kept", places, heads["share"].tolist(),
                       height=420),
              head_map("Key policy of each key/value head", "key policy", places,
                       [names.index(name) for name in heads["policy"]], words=names, height=420)]),
-    ])  # fmt: skip
-
-
-def _recall(plan: Plan) -> list[Section]:
-    """Section on text and recall, where the budgets were fitted to both."""
-    fit = plan.recall
-    if fit is None or not fit.prompts:
-        return []
-    pairs = zip(fit.kl, fit.text_cost, strict=True)
-    rows = [("budgets for text" if k == 0 else f"refit {k}", kl, cost) for k, (kl, cost) in enumerate(pairs)]
-    lead = "Cost on text and on recall while the budgets were fitted to both, nats a token."
-    columns = ("budgets", "recall: KL of the answers", "text: second-order cost")
-    return [Section("Text and recall", lead, [Table("Text and recall", columns, rows)])]
+    ]  # fmt: skip
+    if plan.recall is not None and plan.recall.prompts:
+        fits = zip(["for text", *(f"refit {k}" for k in range(1, len(plan.recall.kl)))], plan.recall.kl,
+                   plan.recall.text_cost, strict=True)  # fmt: skip
+        blocks.append(Table("Recall beside text, nats a token", ("budgets", "recall: KL of answers", "text: cost"),
+                            list(fits)))  # fmt: skip
+    lead = (
+        f"The cache is cut once, after {plan.context:,} tokens. Each key/value head keeps its own number of entries, "
+        "chosen by its own key policy. A saved plan holds kv_budgets.json for other programs."
+    )
+    return Section("What each head keeps", lead, blocks)
 
 
 def _errors(plan: Plan) -> list[Section]:
     """Section on the output error of each key policy for the whole model; none if no policy was measured."""
-    if not plan.totals:
-        return []
-    aimed = plan.error is not None  # then all have the same target and different sizes
     rows: list[tuple[Cell, ...]] = [
-        ("plan" if one.policy == BEST else one.policy, *([f"{one.share:.1%}"] if aimed else []), one.error,
-         one.error_high, *([f"{one.within or 0:.0%}"] if aimed else []), policy_label(one.policy))
+        ("plan" if one.policy == BEST else one.policy, f"{one.share:.1%}", one.error, one.error_high,
+         "–" if one.within is None else f"{one.within:.0%}", policy_label(one.policy))
         for one in plan.totals
     ]  # fmt: skip
-    columns = ("key policy", *(["share of cache"] if aimed else []), "error, median head", "90% of heads below",
-               *(["heads within target"] if aimed else []), "keeps")  # fmt: skip
-    size = "with the smallest caches within the target error" if aimed else "at the size of the plan"
+    columns = ("key policy", "share of cache", "error, median head", "90% of heads below", "heads within target",
+               "keeps")  # fmt: skip
+    chosen = [0, 2, 3, 5] if plan.error is None else range(6)  # without a target all shares are that of the plan
     lead = (
-        f"Output errors of all policies {size}. Curves come from {plan.fitted} windows of the text and errors from "
-        f"{plan.checked} others. An oracle uses the scores of later queries and is never chosen."
+        f"Curves come from {plan.fitted} windows of the text and errors from {plan.checked} others. An oracle uses the "
+        "scores of later queries and is never chosen."
     )
-    return [Section("Cost of each key policy", lead, [Table("The whole model under each policy", columns, rows)])]
+    table = Table("The whole model under each policy", [columns[k] for k in chosen],
+                  [[row[k] for k in chosen] for row in rows])  # fmt: skip
+    return [Section("Cost of each key policy", lead, [table])] if rows else []

@@ -163,22 +163,18 @@ class Trial(Result):
 
     def _overview(self) -> Table:
         """Table of every method with its bytes, KL on text and accuracy on each recall task, best recall first."""
-        found = {task: {(row.policy, row.allocation): row for row in self.of(task)} for task in self.tasks}
-        asked = [task for task in self.tasks if task != TEXT]
-
-        def rank(row: TrialRow) -> tuple[bool, float, float]:
-            right = [found[task][row.policy, row.allocation].accuracy or 0 for task in self.solved]
-            return row.policy != FULL, -sum(right), row.kl
-
-        order = sorted(found[self.tasks[0]].values(), key=rank)
         rows: list[tuple[Cell, ...]] = []
-        for row in order:
-            own = [found[task][row.policy, row.allocation] for task in self.tasks]
-            kl = [one.estimate("kl") for one in own if one.task == TEXT]
-            recall = [one.estimate("accuracy") for one in own if one.task != TEXT]
-            rows.append((row.name, _allocation(row.allocation), f"{row.bytes / 1e6:.2f}", *kl, *recall))
-        columns = ("method", "allocation", "MB", *(["KL on text"] if TEXT in self.tasks else []), *asked)
-        marked = frozenset(k for k, row in enumerate(order) if row.allocation == OWN)
+        own = {task: {(row.policy, row.allocation): row for row in self.of(task)} for task in self.tasks}
+        right = {place: sum(own[task][place].accuracy or 0 for task in self.solved) for place in own[self.tasks[0]]}
+        places = sorted(
+            right, key=lambda place: (place[0] != FULL, -right[place])
+        )  # of equal recall, smallest KL first
+        for place in places:
+            first = own[self.tasks[0]][place]
+            found = [own[task][place].estimate("kl" if task == TEXT else "accuracy") for task in self.tasks]
+            rows.append((first.name, _allocation(first.allocation), f"{first.bytes / 1e6:.2f}", *found))
+        columns = ("method", "allocation", "MB", *("KL on text" if task == TEXT else task for task in self.tasks))
+        marked = frozenset(k for k, place in enumerate(places) if place[1] == OWN)
         return Table("Recall beside text: accuracy on each task", columns, rows, marked)
 
     def _figure(self) -> Figure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -146,7 +146,6 @@ def _rates(run: ProbeRun) -> list[Section]:
     ]
     if (correlation := skill["rank_correlation_score_std"]) is not None:
         lines.append(f"The rank correlation of rates with the score spread is {correlation:.2f}.")
-    lines += _argmax_line(about["hardmax"])
     columns = ("predicted rate", "status here", "mean absolute error", "rank correlation", "heads at least as fast")
     rows = [
         (
@@ -160,21 +159,6 @@ def _rates(run: ProbeRun) -> list[Section]:
         "One point per head; theory's rates for Gaussian tokens are drawn as lines. Click a point to choose its head."
     )
     return [Section("Does theory predict the rates?", lead, (Widget("rates"), Text(lines), table), "rates-section")]
-
-
-def _argmax_line(found: dict[str, Any] | None) -> list[str]:
-    """Sentence on the law of the argmax error, and on the n that would decide it."""
-    if found is None or not (undecided := found["laws"].get("undecided")):
-        return []
-    parts = [
-        f"{spread['median']:.1e} if it is {words} (median; {spread['smallest']:.1e} to {spread['largest']:.1e})"
-        for law, words in (("power", "a power of n"), ("log", "a power of ln n"))
-        if (spread := found[f"decides_if_{law}"]) is not None
-    ]
-    return [
-        f"With argmax for softmax, the law of the error is undecided for {undecided} of {sum(found['laws'].values())} "
-        f"heads. Sizes up to this n would decide it: {'; '.join(parts)}. 1.0e+15 stands for 1e15 or more."
-    ]
 
 
 def subtitle(run: ProbeRun) -> str:

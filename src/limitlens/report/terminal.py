@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
 from textwrap import fill
 from typing import Literal
 
@@ -21,6 +20,7 @@ from limitlens.report.view import Section, Table, Text, View
 
 WIDTH = 160  # columns of tables if there is no terminal
 NAME = 16  # letters of a name that a table shows in one line
+HEADING = 12  # letters of a heading that a narrow table shows in one line
 
 
 def show(view: View) -> None:
@@ -92,20 +92,16 @@ def _grid(table: Table, title: str, width: int) -> tuple[RenderableType, list[st
     rows = [[cell(value) for value in row] for row in table.rows[: table.shown]]
     longest = [max((len(row[k]) for row in rows), default=0) for k in range(len(table.columns))]
     narrow = 1 + sum(max(room, len(column)) + 3 for room, column in zip(longest, table.columns, strict=True)) > width
-    fixed = [narrow and (number or room <= NAME) for number, room in zip(numeric(table), longest, strict=True)]
-    for tight in (False, True):  # headings of numbers and names in one line, or broken between words
-        least = [
-            max(room, len(column) if not tight else max(map(len, column.split()), default=1), NAME // 2 * tight)
-            if whole else NAME
-            for column, room, whole in zip(table.columns, longest, fixed, strict=True)
-        ]  # fmt: skip
-        shown = sum(used < width for used in accumulate(room + 3 for room in least)) if narrow else len(least)
-        if shown == len(least):
-            break
-    shown = max(shown, min(2, len(least)))
-    for column, number, whole, room in list(zip(table.columns, numeric(table), fixed, least, strict=True))[:shown]:
-        heading = fill(column, room, break_on_hyphens=False) if whole else column
+    used, hidden = 1, []
+    for column, number, room in zip(table.columns, numeric(table), longest, strict=True):
+        whole = narrow and (number or room <= NAME)  # a column of numbers or names, none of which may break
+        least = max(room if whole else min(room, NAME), *map(len, column.split()), min(len(column), HEADING))
+        used += least + 3
+        if narrow and used > width and len(grid.columns) > 1:
+            hidden.append(column)
+            continue
+        heading = fill(column, least, break_on_hyphens=False) if whole else column
         grid.add_column(Words(heading), justify="right" if number else "left", no_wrap=whole)
     for index, row in enumerate(rows):
-        grid.add_row(*map(Words, row[:shown]), style="bold" if index in table.marked else None)
-    return grid, list(table.columns[shown:])
+        grid.add_row(*map(Words, row[: len(grid.columns)]), style="bold" if index in table.marked else None)
+    return grid, hidden
