@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from limitlens.estimate import Estimate
-from limitlens.probing.figures import BEYOND, TIGHT, farthest, map_figure, page_data
+from limitlens.probing.figures import BEYOND, TIGHT, map_figure, page_data
 from limitlens.probing.overview import count_regimes, rate_skills, slowest, summary
 from limitlens.probing.record import HeadRecord, kept_share, share_of_keys
 from limitlens.report.text import falling, join, plural, short
@@ -87,26 +87,21 @@ def _needs(run: ProbeRun) -> Table:
 
 def _slowest(run: ProbeRun) -> Section:
     """Table of the heads with the largest errors, for a terminal, without columns that are empty for all heads."""
-    end = farthest(run)
-    rows = [_cells(head, end) for head in slowest(run.records)[:SHOWN]]
+    rows = [_cells(head) for head in slowest(run.records)[:SHOWN]]
     kept = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     headings = {"interval": "95% interval", "error": f"error at n = {run.n[-1]:,}", "low to high": "95% interval"}
     columns, cells = [headings.get(name, name) for name in kept], [[row[name] for name in kept] for row in rows]
     table = Table(f"The {SHOWN} slowest heads: the largest errors left", columns, cells)
-    legend = Text((f"* extrapolated; {BEYOND} {end:,}: more tokens than this run can predict",))
+    legend = Text((f"* extrapolated; {BEYOND} N: more than N tokens, as far as this run can predict that head",))
     return Section("", "", (table, legend), only="terminal")
 
 
-def _cells(head: HeadRecord, end: int) -> dict[str, Cell]:
+def _cells(head: HeadRecord) -> dict[str, Cell]:
     def tokens(error: float) -> str:
         found = head.curve.tokens_for(error)
-        return (
-            f"{BEYOND} {end:,}"
-            if found.beyond
-            else "–"
-            if found.n is None
-            else f"{found.n:,}{'*' * found.extrapolated}"
-        )
+        if found.beyond:
+            return f"{BEYOND} {found.farthest:,}"
+        return "–" if found.n is None else f"{found.n:,}{'*' * found.extrapolated}"
 
     curve, rate, effective = head.curve, head.curve.rate, head.effective_tokens
     error = Estimate(round(float(curve.error[-1]), 3), round(float(curve.stderr[-1]), 3))
