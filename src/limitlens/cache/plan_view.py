@@ -64,7 +64,7 @@ def plan_view(plan: Plan) -> View:
 
 def _heads(plan: Plan) -> Section:
     """Section on what each head keeps: cache by kind of layer, heads by policy, maps of shares and policies."""
-    heads, kinds = plan.table, plan.by_kind | {"all": plan.total}
+    heads, kinds = plan.table, (plan.by_kind if len(plan.by_kind) > 1 else {}) | {"all": plan.total}
     places = list(zip(heads["layer"].tolist(), heads["kv_head"].tolist(), strict=True))
     used = sorted(heads.groupby("policy"), key=lambda pair: -len(pair[1]))
     names = [str(name) for name, _ in used]

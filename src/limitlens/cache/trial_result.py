@@ -20,8 +20,8 @@ OWN = "plan"  # name of the allocation that the plan itself chose
 PROMPT = "prompt"  # name of allocations that depend on the prompt
 DUO = "duo"
 RECALL = "recall"  # name of the average over recall tasks that the model solves
-COLOURS: dict[str, Colour] = {
-    "uniform": "grey", "equal_error": "blue", "fisher_weighted": "green", OWN: "red", PROMPT: "orange", DUO: "pink",
+COLOURS: dict[str, Colour] = {  # in the order in which points get their names, where there is little room
+    OWN: "red", PROMPT: "orange", DUO: "pink", "fisher_weighted": "green", "equal_error": "blue", "uniform": "grey",
 }  # fmt: skip
 NUMBERS = (
     "accuracy", "kl", "kl_minus_plan", "accuracy_minus_plan", "kl_minus_uniform", "kl_minus_equal_error", "agreement",
@@ -184,7 +184,7 @@ class Trial(Result):
         recall = {(row.policy, row.allocation): row for row in self.of(RECALL if both else self.averaged[-1])[1:]}
         name = "accuracy" if both else "agreement"
         series: list[Series] = []
-        for allocation, colour in reversed(COLOURS.items()):  # the plan first: first points get their names first
+        for allocation, colour in COLOURS.items():
             if not (own := [place for place in text if place[1] == allocation]):
                 continue
             series.append(points(
