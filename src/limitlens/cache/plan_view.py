@@ -38,11 +38,6 @@ def plan_view(plan: Plan) -> View:
         "effect on predictions.",
         "Budgets between measured sizes are interpolated linearly, which gives too many keys for convex curves.",
     ]
-    if not (plan.weights or {}).get("recall"):
-        trust.append(
-            "The plan is for the likelihood of text and may evict facts that text rarely asks for: limitlens trial "
-            "--tasks measures recall, and limitlens plan --for text=1,recall=1 plans for it."
-        )
     if plan.probed:
         trust.append("The curve of random keys comes from a probe, whose tokens are pooled over many windows.")
     if "sliding" in plan.layer_kinds:
@@ -56,7 +51,7 @@ def plan_view(plan: Plan) -> View:
         verdict=(
             f"This plan cuts the KV cache of {plan.model} to {goal} after a context of {plan.context:,} tokens.",
             kept,
-            "Run limitlens trial on the saved plan to measure the model with it.",
+            "Run limitlens trial on the saved plan to measure the model with it, and its recall with --tasks.",
         ),
         sections=[_heads(plan), *_errors(plan)], warnings=plan.warnings, trust=trust,
     )  # fmt: skip
@@ -94,18 +89,15 @@ def _heads(plan: Plan) -> Section:
 
 def _errors(plan: Plan) -> list[Section]:
     """Section on the output error of each key policy for the whole model; none if no policy was measured."""
+    aimed = plan.error is not None
     rows: list[tuple[Cell, ...]] = [
         ("plan" if one.policy == BEST else one.policy, f"{one.share:.1%}", one.error, one.error_high,
-         "–" if one.within is None else f"{one.within:.0%}", policy_label(one.policy))
-        for one in plan.totals
-    ]  # fmt: skip
-    columns = ("key policy", "share of cache", "error, median head", "90% of heads below", "heads within target",
-               "keeps")  # fmt: skip
-    chosen = [0, 2, 3, 5] if plan.error is None else range(6)  # without a target all shares are that of the plan
+         *([f"{one.within:.0%}"] if aimed else []), policy_label(one.policy)) for one in plan.totals]  # fmt: skip
+    columns = ("key policy", "share of cache", "error, median head", "90% of heads below",
+               *(["heads within target"] if aimed else []), "keeps")  # fmt: skip
     lead = (
         f"Curves come from {plan.fitted} windows of the text and errors from {plan.checked} others. An oracle uses the "
         "scores of later queries and is never chosen."
     )
-    table = Table("The whole model under each policy", [columns[k] for k in chosen],
-                  [[row[k] for k in chosen] for row in rows])  # fmt: skip
+    table = Table("The whole model under each policy", columns, rows)
     return [Section("Cost of each key policy", lead, [table])] if rows else []

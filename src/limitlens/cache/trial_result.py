@@ -129,7 +129,7 @@ class Trial(Result):
             none = " Recall was not measured: the model solves no task with its full cache." if not self.solved else ""
             found.append(f"Accuracy with the full cache: {whole}.{none or out}")
         found += [self._best(task) for task in self.averaged if task in (TEXT, RECALL) or len(self.tasks) == 1]
-        found.append(f"{self._own()}{self._loses()}")
+        found.append(self._loses())
         overview = [self._overview()] if len(self.tasks) > 1 else []
         sections = [Section("Policies and allocations at equal cache size", lead, [self._figure(), *overview])]
         sections += [Section(f"Task: {task}", "", [self._table(task)]) for task in self.averaged]
@@ -208,14 +208,6 @@ class Trial(Result):
         clear = "more" if best.kl_minus_uniform < -2 * stderr else "no more"
         gain = f"{-best.kl_minus_uniform:.4f} ± {stderr:.4f}"
         return f"{text}; {gain} less than with uniform budgets, {clear} than two standard errors."
-
-    def _own(self) -> str:
-        """Sentence on the plan's own row: its KL against the same policies with equal key counts per head."""
-        for row in self.rows:
-            if row.allocation == OWN and row.kl_minus_uniform is not None:
-                gain = f"{row.kl_minus_uniform:+.4f} ± {row.stderr['kl_minus_uniform']:.4f} nats"
-                return f"KL of the plan on {row.task} minus that of its policies with uniform budgets: {gain}. "
-        return ""
 
     def _loses(self) -> str:
         """Sentence on the tasks on which another method has a smaller KL than the plan, beyond two standard errors."""

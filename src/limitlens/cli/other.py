@@ -106,9 +106,8 @@ def doctor(json: Json = False) -> None:
         for name, alias in ALIASES.items()
     ]
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
-    lacking = [
-        (name, OPTIONAL.get(name, "limitlens"), f"pip install {name}") for name in packages if not versions[name]
-    ]
+    needs = dict.fromkeys(NEEDED, "limitlens") | OPTIONAL
+    lacking = [(name, needs[name], f"pip install {name}") for name in needs if not versions[name]]
     lacking += [(str(one["name"]), "the model of this name", str(one["install"])) for one in models if not one["ready"]]
     lacking += [("a GPU", "temper, long contexts and large models", "–")] if device == "cpu" else []
     missing = [dict(zip(("missing", "needed for", "install"), row, strict=True)) for row in lacking]
@@ -125,5 +124,4 @@ def doctor(json: Json = False) -> None:
         Section("Models", "", [Table("", list(models[0]), [list(model.values()) for model in models])]),
         Section("Corpora", "", [Text([f"Built in: {', '.join(BUILT_IN)}; or any text file or folder of text files."])]),
     ]
-    found = "" if lacking else "Nothing is missing."
-    show(View("limitlens doctor", subtitle, ("", found, ""), sections))
+    show(View("limitlens doctor", subtitle, ("", "" if lacking else "Nothing is missing.", ""), sections))
