@@ -129,7 +129,8 @@ class Trial(Result):
             none = " Recall was not measured: the model solves no task with its full cache." if not self.solved else ""
             found.append(f"Accuracy with the full cache: {whole}.{none or out}")
         found += [self._best(task) for task in self.averaged if task in (TEXT, RECALL) or len(self.tasks) == 1]
-        found.append(self._loses())
+        found.append(lost := self._loses())
+        forgets = any(f"on {task} to " in lost for task in self.solved)
         overview = [self._overview()] if len(self.tasks) > 1 else []
         sections = [Section("Policies and allocations at equal cache size", lead, [self._figure(), *overview])]
         sections += [Section(f"Task: {task}", "", [self._table(task)]) for task in self.averaged]
@@ -145,7 +146,8 @@ class Trial(Result):
                 f"With {share:.1%} of the cache of {self.context:,} tokens, {self.model} reads {self.documents} "
                 f"prompts of each task: {', '.join(self.tasks)}.",
                 " ".join(found),
-                "Use per-head budgets only if their gain exceeds two standard errors.",
+                "The plan loses recall: plan again with --for text=1,recall=1, or choose another method." if forgets
+                else "Use per-head budgets only if their gain exceeds two standard errors.",
             ),
             sections=sections, warnings=self.warnings,
             trust=["An oracle uses the scores of later queries; no cache can follow it."],
