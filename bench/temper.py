@@ -188,7 +188,7 @@ def regress(found: Temper, run: str) -> None:
 
 
 def draw(found: Temper) -> None:
-    """Draw the figures of docs/temper.md."""
+    """Draw the figures of docs/results/long-context.md."""
     from limitlens.results import plot
 
     docs = HERE.parent / "docs"

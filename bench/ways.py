@@ -215,7 +215,7 @@ def timed(work: Callable[[int], object], size: int) -> float:
 
 
 def draw(found: dict[str, dict[str, object]]) -> None:
-    """Draw the cost curves for docs/speed.md."""
+    """Draw the cost curves for docs/estimators.md."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter
 

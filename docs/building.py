@@ -71,13 +71,12 @@ def on_post_page(output: str, page: Page, **_: Any) -> str:
 
 
 def page_of(path: Path) -> str:
-    """The cells of a notebook, one below the other, and where to get it."""
+    """The cells of a notebook and what they printed, one below the other, and where to get it."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    texts = ["".join(cell["source"]) for cell in cells]
-    shown = [
-        text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
-        for cell, text in zip(cells, texts, strict=True)
-    ]
-    return "\n\n".join(
-        [*shown, f"[Download this notebook]({path.name}). The tests run it; its results are yours to see."]
-    )
+    shown = []
+    for cell in cells:
+        text = "".join(cell["source"])
+        shown.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        printed = [part.get("text") or part["data"]["text/plain"] for part in cell.get("outputs", [])]
+        shown += ["```text\n" + "".join(lines).rstrip() + "\n```" for lines in printed]
+    return "\n\n".join([*shown, f"[Download this notebook]({path.name}). The tests run it."])

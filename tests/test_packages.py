@@ -46,7 +46,7 @@ EDGES = {
         "sampling statistics theory"
     ),
     "record": "errors estimate",
-    "report": "estimate",
+    "report": "errors estimate",
     "results": "errors record report",
     "sampling": "arrays attention errors measures record",
     "statistics": "arrays attention errors estimate measures outcome report results theory",

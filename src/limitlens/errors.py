@@ -1,6 +1,7 @@
 """Exception for bad input (`InputError`), and checks of arguments that raise it."""
 
 import math
+import re
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -97,3 +98,12 @@ def check_covariance(name: str, covariance: Array) -> Array:
             "so clip its eigenvalues at zero or check how it was estimated"
         )
     return symmetric
+
+
+def in_options(message: str) -> str:
+    """Replace Python arguments in a message by options of the command line, such as special='bos' by --special bos."""
+
+    def option(match: re.Match[str]) -> str:
+        return f"--{match[1].replace('_', '-')}{' ' * bool(match[2])}{match[2] or ''}"
+
+    return re.sub(r"\b([a-z_]+)=(?:True\b|'(\w+)')", option, message)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from command_line import run
-from limitlens.cli import app, common
+from limitlens.cli import app, common, other
 from limitlens.cli.threads import default_threads, limited_threads
 from limitlens.sampling.checkpoint import Checkpoint
 
@@ -212,6 +212,18 @@ def test_doctor_lists_the_installed_parts(capsys):
     code, out, _ = run(capsys, "doctor")
     assert code == 0
     assert "stdlib-docs" in out
+
+
+def test_doctor_names_what_is_missing_and_how_to_get_it(capsys, monkeypatch):
+    found = other.installed(other.NEEDED)
+    monkeypatch.setattr(other, "installed", lambda packages: found)
+    document = json.loads(run(capsys, "doctor", "--json")[1])
+    missing = {one["missing"]: one for one in document["missing"]}
+    assert set(other.OPTIONAL) <= set(missing)
+    assert missing["gguf"] == {"missing": "gguf", "needed for": other.OPTIONAL["gguf"], "install": "pip install gguf"}
+    assert "torch" not in missing
+    out = run(capsys, "doctor")[1]
+    assert out.index("Missing") < out.index("pip install datasets") < out.index("Packages")
 
 
 def test_progress_names_its_unit_and_never_stands_at_its_end():

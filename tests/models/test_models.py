@@ -346,7 +346,7 @@ def test_a_missing_first_token_gives_a_warning(tmp_path: Path) -> None:
 
     plain, dressed, named = tiny_tokenizer(special=False), tiny_tokenizer(special=True), letters_with_a_first_token()
     (warning,) = windows("gpt2", named).warnings
-    assert warning.startswith("gpt2 has a first token, [CLS], but its tokenizer does not add it")
+    assert warning.startswith("the model gpt2 has a first token, [CLS], but its tokenizer does not add it")
     assert "special='bos'" in warning
     for name, tokenizer, asked, around in (
         ("gpt2", plain, {}, ((), ())),  # it has none

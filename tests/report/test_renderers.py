@@ -188,6 +188,12 @@ def test_a_page_without_provenance_shows_no_command() -> None:
     assert "Versions, machine and times" in html  # the device at least
 
 
+def test_a_page_of_a_command_shows_warnings_in_its_options() -> None:
+    view = View("t", "", ("", "", ""), [], warnings=["texts begin without it; pass special='bos'"])
+    assert "pass --special bos" in page(view, {"typed": "limitlens plan"})
+    assert "pass special=" in page(view, {})
+
+
 def test_the_page_shows_the_command_that_was_typed() -> None:
     typed = "limitlens compare a 'b c'"
     assert f"<pre>{escape(typed)}</pre>" in page(everything(), MADE | {"typed": typed})
@@ -249,6 +255,21 @@ def test_a_narrow_terminal_breaks_sentences_between_words() -> None:
     assert "What to do" not in as_text(long)
     assert "many words " * 19 in as_text(long)
     assert "\x1b[1m" in as_text(long, colour=True)
+
+
+def test_a_narrow_terminal_leaves_columns_out_rather_than_break_names_and_numbers() -> None:
+    columns = ("key policy", "share of the cache", *(f"error {k}" for k in range(8)))
+    rows = [(name, 0.25, *[Estimate(0.12345, 0.001)] * 8) for name in ("random_eviction", "reconstruction")]
+    view = View("t", "", ("", "", ""), [Section("", "", [Table("", columns, rows)])])
+    narrow, wide = as_text(view, width=80), as_text(view, width=200)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert all(f"  {name}" in narrow for name, *_ in rows)
+    assert "0.1235 ± 0.001" in narrow
+    assert "the columns error 2, error 3, error 4, error 5, error 6, error 7: `table` in Python" in " ".join(
+        narrow.split()
+    )
+    assert "the columns" not in wide
+    assert wide.count("0.1235 ± 0.001") == 16
 
 
 def test_a_notebook_prints_text_too(monkeypatch: pytest.MonkeyPatch) -> None:

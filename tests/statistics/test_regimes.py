@@ -74,7 +74,9 @@ def test_with_one_size_the_levels_decide() -> None:
 
 def test_a_regime_has_a_reason_and_a_remedy() -> None:
     verdict = classify(np.array([30.0, 60, 120]), np.array([64.0, 128, 256]), 0.05)
-    assert verdict.reason == "120 of 256 tokens share the mass, a number that grows like n^1.00"
+    assert (
+        verdict.reason == "the weights are spread over 120 effective tokens of 256; effective tokens grow like n^1.00"
+    )
     assert verdict.regime.remedy == Regime.AVERAGING.remedy
     assert len({regime.remedy for regime in Regime} | {regime.meaning for regime in Regime}) == 6
 

@@ -14,9 +14,10 @@ from limitlens.arrays import pd
 from limitlens.attention.kernels import choose_device
 from limitlens.attention.policies import POLICIES, duo
 from limitlens.cache import budgets
-from limitlens.cache.budgets import BEST, RANDOM, PolicyTotal, at_keys, policy_label, policy_total, probe_errors
+from limitlens.cache.budgets import BEST, RANDOM, PolicyTotal, at_keys, policy_total, probe_errors
 from limitlens.cache.cut import CutCurves, cut_windows, keys_below, measure_cut, plan_cost, window_order
 from limitlens.cache.layers import LayerCache, layer_caches, share_of
+from limitlens.cache.plan_view import plan_view
 from limitlens.cache.recall import RecallFit, TwoAxes, check_weights
 from limitlens.cost import check_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_relative, check_seed
@@ -26,7 +27,7 @@ from limitlens.models.windows import check_special
 from limitlens.probing.probe import probe
 from limitlens.probing.result import ProbeRun
 from limitlens.record import Run, json_text, read_run, text_writer
-from limitlens.report.view import Section, Table, View, head_map
+from limitlens.report.view import View
 from limitlens.results import Result
 from limitlens.sampling.checkpoint import Checkpoint
 
@@ -36,7 +37,6 @@ DEFAULT_SHARE = 0.25
 PROBE_TOKENS = 100_000  # tokens of the probe that a plan for random keys runs
 MIN_CONTEXT = 64
 KINDS = ("full", "sliding", "none")  # of a layer: its cache holds the whole context, only its last tokens, or nothing
-NOTHING_SAVED = 0.99  # share of the cache from which on a plan saves nothing
 
 Rows = tuple[tuple[int, ...], ...]  # [layer][kv_head]; a layer without a cache has no heads
 
@@ -136,71 +136,8 @@ class Plan(Result):
         return {"kv_budgets.json": text_writer(json_text(document))}
 
     def view(self) -> View:
-        """Report of the plan: cache size, errors of all key policies, and a map of the kept shares over heads."""
-        total = self.total
-        goal = f"{100 * self.error:g}% error" if self.error is not None else f"{total.share:.1%} of the cache"
-        if self.error is None and len(self.by_kind) > 1:
-            goal += f" ({self.by_kind['full'].share:.1%} of its full layers)"
-        kept = (
-            f"KV entries: {total.entries:,} of {total.entries_without_plan:,} ({total.share:.1%}) over "
-            f"{total.key_value_heads} key/value heads, {total.bytes / 1e6:.1f} MB."
-        )
-        if "full" not in self.by_kind:
-            kept += " Nothing is saved: every layer has a sliding window shorter than the context."
-        elif self.by_kind["full"].share > NOTHING_SAVED:
-            kept += " Nothing is saved: allow a larger error."
-        if self.recall is not None:
-            kept += f" {self.recall.sentence}"
-        if any(POLICIES[name].needs_repeat for row in self.policies for name in row):
-            kept += " The policy reconstruction reads each prompt twice before the cut."
-        kinds = [(kind, self.layer_kinds.count(kind), f"{one.entries:,}", f"{one.entries_without_plan:,}",
-                  f"{one.share:.1%}", f"{one.bytes / 1e6:.1f}") for kind, one in self.by_kind.items()]  # fmt: skip
-        kinds.append(("all", sum(row[1] for row in kinds), f"{total.entries:,}", f"{total.entries_without_plan:,}",
-                      f"{total.share:.1%}", f"{total.bytes / 1e6:.1f}"))  # fmt: skip
-        rows = [
-            (policy_label(one.policy), f"{one.share:.1%}", one.error, one.error_high,
-             "–" if one.within is None else f"{one.within:.0%}")
-            for one in self.totals
-        ]  # fmt: skip
-        places, shares = zip(*(((row.layer, row.kv_head), row.share) for row in self.table.itertuples()), strict=True)
-        columns = ("key policy", "share of cache", "error, median head", "90% of heads below", "heads within target")
-        lead = (
-            f"The cache is cut once, after {self.context:,} tokens. Curves come from {self.fitted} windows of the text "
-            f"and errors from {self.checked} others. An oracle uses the scores of later queries and is never chosen. A "
-            "saved plan holds kv_budgets.json for other programs."
-        )
-        trust = [
-            "Errors are those of single heads in an otherwise unchanged model; limitlens trial measures their joint "
-            "effect on predictions.",
-            "Budgets between measured sizes are interpolated linearly, which gives too many keys for convex curves.",
-        ]
-        if self.probed:
-            trust.append("The curve of random keys comes from a probe, whose tokens are pooled over many windows.")
-        if "sliding" in self.layer_kinds:
-            trust.append(
-                "Layers with a sliding window shorter than the context are left as they are: all the tokens that they "
-                "cache stay, and count in shares of the cache. Errors are those of the other layers."
-            )
-        return View(
-            title=f"KV-cache plan for {self.model}: {goal}",
-            subtitle=f"{self.model} on {self.corpus}: {goal} after a context of {self.context:,} tokens",
-            verdict=(
-                f"This plan cuts the KV cache of {self.model} to {goal} after a context of {self.context:,} tokens.",
-                kept,
-                "Run limitlens trial on the saved plan to measure the model with it.",
-            ),
-            sections=[
-                Section("Cost of each key policy", lead, [
-                    Table("Cache by kind of layer",
-                          ("layers", "number", "entries kept", "entries without a plan", "share", "MB"), kinds),
-                    *([Table("The whole model under each policy", columns, rows)] if rows else []),
-                    head_map("Share of its cache kept by each key/value head", "share kept", places, shares,
-                             height=340),
-                ]),
-            ],
-            warnings=self.warnings,
-            trust=trust,
-        )  # fmt: skip
+        """Report of the plan: cache size, maps of shares and policies over heads, and errors of all key policies."""
+        return plan_view(self)
 
 
 def plan(

@@ -20,13 +20,14 @@ OWN = "plan"  # name of the allocation that the plan itself chose
 PROMPT = "prompt"  # name of allocations that depend on the prompt
 DUO = "duo"
 RECALL = "recall"  # name of the average over recall tasks that the model solves
-COLOURS: dict[str, Colour] = {
-    "uniform": "grey", "equal_error": "blue", "fisher_weighted": "green", OWN: "red", PROMPT: "orange", DUO: "pink",
+COLOURS: dict[str, Colour] = {  # in the order in which points get their names, where there is little room
+    OWN: "red", PROMPT: "orange", DUO: "pink", "fisher_weighted": "green", "equal_error": "blue", "uniform": "grey",
 }  # fmt: skip
 NUMBERS = (
     "accuracy", "kl", "kl_minus_plan", "accuracy_minus_plan", "kl_minus_uniform", "kl_minus_equal_error", "agreement",
     "nll", "nll_increase",
 )  # fmt: skip
+SHOWN_NUMBERS = tuple(name for name in NUMBERS if name not in ("kl_minus_equal_error", "nll"))  # in `table` only
 SHOWN = 14  # rows of a task that a terminal prints
 
 
@@ -62,8 +63,13 @@ class TrialRow:
         )
 
     @property
+    def name(self) -> str:
+        """Short name of the method: that of its key policy or rule, or "plan"."""
+        return OWN if self.allocation == OWN else self.policy
+
+    @property
     def label(self) -> str:
-        """Key policy and allocation as tables show them."""
+        """What the method keeps, in words."""
         if self.policy in SHARED:
             return SHARED[self.policy].label
         return "duo: whole heads and windows" if self.policy == DUO else policy_label(self.policy)
@@ -123,9 +129,15 @@ class Trial(Result):
             none = " Recall was not measured: the model solves no task with its full cache." if not self.solved else ""
             found.append(f"Accuracy with the full cache: {whole}.{none or out}")
         found += [self._best(task) for task in self.averaged if task in (TEXT, RECALL) or len(self.tasks) == 1]
-        found.append(f"{self._own()}{self._loses()}")
-        sections = [Section("Policies and allocations at equal cache size", lead, [self._figure()])]
-        sections += [Section(task, "", [self._table(task)]) for task in self.averaged]
+        found.append(lost := self._loses())
+        forgets = any(f"on {task} to " in lost for task in self.solved)
+        overview = [self._overview()] if len(self.tasks) > 1 else []
+        sections = [Section("Policies and allocations at equal cache size", lead, [self._figure(), *overview])]
+        sections += [Section(f"Task: {task}", "", [self._table(task)]) for task in self.averaged]
+        meanings = {row.name: "the plan under trial" if row.name == OWN else row.label for row in self.rows}
+        sections.append(
+            Section("Names of methods", "", [Table("Names of methods", ("name", "keeps"), list(meanings.items()))])
+        )
         return View(
             title=f"Cache trial of {self.model}: {share:.1%} of the cache",
             subtitle=f"{self.model} on {self.corpus}: {self.documents} documents of {self.context:,} + {self.behind} "
@@ -134,7 +146,8 @@ class Trial(Result):
                 f"With {share:.1%} of the cache of {self.context:,} tokens, {self.model} reads {self.documents} "
                 f"prompts of each task: {', '.join(self.tasks)}.",
                 " ".join(found),
-                "Use per-head budgets only if their gain exceeds two standard errors.",
+                "The plan loses recall: plan again with --for text=1,recall=1, or choose another method." if forgets
+                else "Use per-head budgets only if their gain exceeds two standard errors.",
             ),
             sections=sections, warnings=self.warnings,
             trust=["An oracle uses the scores of later queries; no cache can follow it."],
@@ -142,12 +155,29 @@ class Trial(Result):
 
     def _table(self, task: str) -> Table:
         """Table of all policies and allocations on one task."""
-        names = [name for name in NUMBERS if any(getattr(row, name) is not None for row in self.of(task))]
+        names = [name for name in SHOWN_NUMBERS if any(getattr(row, name) is not None for row in self.of(task))]
         columns = ("key policy", "allocation", *(name.replace("kl", "KL").replace("_", " ") for name in names))
         rows: list[tuple[Cell, ...]] = [
-            (row.label, _allocation(row.allocation), *map(row.estimate, names)) for row in self.of(task)
+            (row.name, _allocation(row.allocation), *map(row.estimate, names)) for row in self.of(task)
         ]
-        return Table(f"Policies and allocations: {task}", columns, rows, shown=SHOWN if len(self.tasks) > 1 else None)
+        own = frozenset(k for k, row in enumerate(self.of(task)) if row.allocation == OWN)
+        return Table(f"Policies and allocations: {task}", columns, rows, own, SHOWN if len(self.tasks) > 1 else None)
+
+    def _overview(self) -> Table:
+        """Table of every method with its bytes, KL on text and accuracy on each recall task, best recall first."""
+        rows: list[tuple[Cell, ...]] = []
+        own = {task: {(row.policy, row.allocation): row for row in self.of(task)} for task in self.tasks}
+        right = {place: sum(own[task][place].accuracy or 0 for task in self.solved) for place in own[self.tasks[0]]}
+        places = sorted(
+            right, key=lambda place: (place[0] != FULL, -right[place])
+        )  # of equal recall, smallest KL first
+        for place in places:
+            first = own[self.tasks[0]][place]
+            found = [own[task][place].estimate("kl" if task == TEXT else "accuracy") for task in self.tasks]
+            rows.append((first.name, _allocation(first.allocation), f"{first.bytes / 1e6:.2f}", *found))
+        columns = ("method", "allocation", "MB", *("KL on text" if task == TEXT else task for task in self.tasks))
+        marked = frozenset(k for k, place in enumerate(places) if place[1] == OWN)
+        return Table("Recall beside text: accuracy on each task", columns, rows, marked)
 
     def _figure(self) -> Figure:
         """Figure of accuracy on recall tasks against KL on text, or of agreement against KL if there is one axis."""
@@ -157,36 +187,29 @@ class Trial(Result):
         name = "accuracy" if both else "agreement"
         series: list[Series] = []
         for allocation, colour in COLOURS.items():
-            own = [place for place in text if place[1] == allocation]
+            if not (own := [place for place in text if place[1] == allocation]):
+                continue
             series.append(points(
                 _allocation(allocation), [text[place].kl for place in own],
                 [getattr(recall[place], name) for place in own], colour,
                 [recall[place].stderr[name] for place in own], positive=False,
-                labels=[text[place].label for place in own],
+                labels=[text[place].name for place in own], named=True,
             ))  # fmt: skip
         title = "Recall against text" if both else "Agreement against KL"
         tall = f"accuracy on {', '.join(self.solved)}" if both else "share of tokens with the same likeliest successor"
-        return Figure(title, Axis("KL on text, nats a token" if both else "KL, nats a token", log=True), Axis(tall),
-                      series, height=380)  # fmt: skip
+        return Figure(title, Axis("KL on text, nats a token" if both else "KL, nats a token", log=True),
+                      Axis(tall, low=-0.05, high=1.05) if both else Axis(tall), series, height=380)  # fmt: skip
 
     def _best(self, task: str) -> str:
         """Sentence on the best policy that a real cache can follow, and its gain over equal key counts per head."""
         best = next(row for row in self.of(task) if row.usable)
-        text = f"Smallest KL on {task}: {best.label}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
+        text = f"Smallest KL on {task}: {best.name}, {_allocation(best.allocation)}, {best.kl:.4f} nats"
         if best.kl_minus_uniform is None:
             return f"{text}."
         stderr = best.stderr["kl_minus_uniform"]
         clear = "more" if best.kl_minus_uniform < -2 * stderr else "no more"
         gain = f"{-best.kl_minus_uniform:.4f} ± {stderr:.4f}"
         return f"{text}; {gain} less than with uniform budgets, {clear} than two standard errors."
-
-    def _own(self) -> str:
-        """Sentence on the plan's own row: its KL against the same policies with equal key counts per head."""
-        for row in self.rows:
-            if row.allocation == OWN and row.kl_minus_uniform is not None:
-                gain = f"{row.kl_minus_uniform:+.4f} ± {row.stderr['kl_minus_uniform']:.4f} nats"
-                return f"KL of the plan on {row.task} minus that of its policies with uniform budgets: {gain}. "
-        return ""
 
     def _loses(self) -> str:
         """Sentence on the tasks on which another method has a smaller KL than the plan, beyond two standard errors."""
@@ -196,7 +219,7 @@ class Trial(Result):
             rows = [row for row in rows if (row.kl_minus_plan or 0) < -2 * row.stderr["kl_minus_plan"]]
             if rows:
                 gain = f"{rows[0].kl_minus_plan:+.4f} ± {rows[0].stderr['kl_minus_plan']:.4f}"
-                lost.append(f"{task} to {rows[0].label}, {_allocation(rows[0].allocation)} (KL {gain})")
+                lost.append(f"{task} to {rows[0].name}, {_allocation(rows[0].allocation)} (KL {gain})")
         if not lost:
             return "No other method has a smaller KL than the plan on any task, beyond two standard errors."
         return f"The plan loses on {'; on '.join(lost)}."

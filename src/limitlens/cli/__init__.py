@@ -10,8 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from limitlens.cli import laws, models, other
-from limitlens.cli.common import in_options
-from limitlens.errors import InputError
+from limitlens.errors import InputError, in_options
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # of all usage errors; typer exports only this child
 

@@ -19,7 +19,7 @@ from typer import Option
 
 from limitlens import record
 from limitlens.cli.threads import limited_threads
-from limitlens.errors import InputError, Progress
+from limitlens.errors import InputError, Progress, in_options
 from limitlens.results import Result as Result
 
 Sizes = Annotated[str, Option(metavar="LO:HI:K", help="Numbers of tokens n.")]
@@ -250,12 +250,3 @@ def warn(warnings: Sequence[str], quiet: bool) -> None:
     """Print warnings on stderr, one line each."""
     for warning in () if quiet else warnings:
         print(f"warning: {in_options(warning)}", file=sys.stderr)
-
-
-def in_options(message: str) -> str:
-    """Replace Python arguments in a message by options of the command line, such as special='bos' by --special bos."""
-
-    def option(match: re.Match[str]) -> str:
-        return f"--{match[1].replace('_', '-')}{' ' * bool(match[2])}{match[2] or ''}"
-
-    return re.sub(r"\b([a-z_]+)=(?:True\b|'(\w+)')", option, message)

@@ -9,7 +9,11 @@ from limitlens.cli.common import Json, Quiet, Result, command, print_json
 from limitlens.errors import InputError
 from limitlens.record import installed, provenance
 
-PACKAGES = ("limitlens", "torch", "transformers", "numpy", "scipy", "pandas", "gguf", "accelerate", "datasets")
+NEEDED = ("limitlens", "torch", "transformers", "numpy", "scipy", "pandas")
+OPTIONAL = {  # packages and what needs them
+    "gguf": "models in GGUF files, such as smollm2 and qwen", "accelerate": "models in GGUF files",
+    "datasets": "hub datasets as --corpus", "ray": "--ray: many machines", "triton": "fast kernels on a GPU",
+}  # fmt: skip
 
 
 @command(page=True, computes=False)
@@ -84,7 +88,7 @@ def report(
 
 
 def doctor(json: Json = False) -> None:
-    """Show installed versions, the device, and the models and corpora that need no download.
+    """Show what is missing, installed versions, the device, and the models and corpora that need no download.
 
     Example: limitlens doctor
     """
@@ -95,22 +99,29 @@ def doctor(json: Json = False) -> None:
     from limitlens.report.terminal import show
     from limitlens.report.view import Section, Table, Text, View
 
-    versions: dict[str, str | None] = dict.fromkeys(PACKAGES) | installed(PACKAGES)
+    packages = (*NEEDED, *OPTIONAL)
+    versions: dict[str, str | None] = dict.fromkeys(packages) | installed(packages)
     models = [
         {"name": name, "is": alias.describe, "ready": alias.locate() is not None, "install": alias.command}
         for name, alias in ALIASES.items()
     ]
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
-    about = {"device": device, "versions": versions, "models": models, "corpora": list(BUILT_IN)}
+    needs = dict.fromkeys(NEEDED, "limitlens") | OPTIONAL
+    lacking = [(name, needs[name], f"pip install {name}") for name in needs if not versions[name]]
+    lacking += [(str(one["name"]), "the model of this name", str(one["install"])) for one in models if not one["ready"]]
+    lacking += [("a GPU", "temper, long contexts and large models", "–")] if device == "cpu" else []
+    missing = [dict(zip(("missing", "needed for", "install"), row, strict=True)) for row in lacking]
+    about = {"device": device, "missing": missing, "versions": versions, "models": models, "corpora": list(BUILT_IN)}
     document = provenance("doctor", {})["host"] | about
     if json:
         print_json(document)
         return
     subtitle = "Python {python} on {system}, {cores} cores, device {device}".format_map(document)
-    packages = [(name, version or "not installed") for name, version in versions.items()]
+    rows = [(name, version or "not installed") for name, version in versions.items()]
     sections = [
-        Section("Packages", "", [Table("Packages", ("package", "version"), packages)]),
+        Section("Missing", "", [Table("Missing", ("missing", "needed for", "install"), lacking)] if lacking else []),
+        Section("Packages", "", [Table("Packages", ("package", "version"), rows)]),
         Section("Models", "", [Table("", list(models[0]), [list(model.values()) for model in models])]),
         Section("Corpora", "", [Text([f"Built in: {', '.join(BUILT_IN)}; or any text file or folder of text files."])]),
     ]
-    show(View("limitlens doctor", subtitle, ("", "", ""), sections))
+    show(View("limitlens doctor", subtitle, ("", "" if lacking else "Nothing is missing.", ""), sections))

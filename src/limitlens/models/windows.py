@@ -226,8 +226,8 @@ def _warnings(loaded: LoadedModel, length: int, special: str, prefix: tuple[int,
         why = "its tokenizer does not add it" if loaded.opening is None else "its file says that it is not added"
         token = loaded.tokenizer.convert_ids_to_tokens(first)
         found.append(
-            f"{loaded.name} has a first token, {token}, but {why}: windows begin without it, and heads that use it as "
-            "an attention sink show another sink or none; pass special='bos' if texts begin with it in practice"
+            f"the model {loaded.name} has a first token, {token}, but {why}: windows begin without it, and heads that "
+            "use it as an attention sink show another sink or none; pass special='bos' if texts begin with it"
         )
     if loaded.unused:
         more = f" and {len(loaded.unused) - 1:,} more" if loaded.unused[1:] else ""

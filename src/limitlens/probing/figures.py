@@ -49,7 +49,7 @@ def map_figure(run: ProbeRun, quantity: str) -> Figure:
     return head_map(label, label, [head.place for head in run.records], found, words=words)
 
 
-BEYOND = "beyond"  # shown in place of a number of tokens that exceeds the largest size predicted
+BEYOND = "beyond"  # shown, with the head's `farthest`, for a number of tokens that exceeds the largest size predicted
 
 
 # Fields of a `HeadRecord` that a page reads under the same names.
@@ -107,8 +107,7 @@ def page_data(run: ProbeRun) -> dict[str, Any]:
     regimes = count_regimes(run.records)
     known = [one for one in QUANTITIES if any(row[one.key] is not None for row in rows)]
     return {
-        "n": list(run.n), "farthest": min(head.curve.farthest for head in run.records),
-        "predicted": not run.measured, "first": run.records.index(slowest(run.records)[0]),
+        "n": list(run.n), "predicted": not run.measured, "first": run.records.index(slowest(run.records)[0]),
         "heads": {name: [row[name] for row in rows] for name in rows[0]},
         "quantities": [one._asdict() for one in known if one.kind],
         "facts": [one._asdict() for one in known if one.key not in ("rate", "regime")],
@@ -133,7 +132,7 @@ def _row(head: HeadRecord) -> dict[str, Any]:
     found = {
         **{name: getattr(head, name) for name in FIELDS},
         **{f"tokens_{error}": BEYOND if found.beyond else found.n for error, found in needed.items()},
-        "rate": slopes["curve"], "rate_constant": rate and rate.constant,
+        "farthest": curve.farthest, "rate": slopes["curve"], "rate_constant": rate and rate.constant,
         "law": rate and rate.law if curve.measured else None,
         "rate_interval": rate and f"{rate.interval[0]:.3f} to {rate.interval[1]:.3f}",
         "rate_pooled": rate_without_sink and rate_without_sink.slope,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -92,14 +92,16 @@ def _slowest(run: ProbeRun) -> Section:
     headings = {"interval": "95% interval", "error": f"error at n = {run.n[-1]:,}", "low to high": "95% interval"}
     columns, cells = [headings.get(name, name) for name in kept], [[row[name] for name in kept] for row in rows]
     table = Table(f"The {SHOWN} slowest heads: the largest errors left", columns, cells)
-    legend = Text(("* extrapolated; beyond: more tokens than this run can predict",))
+    legend = Text((f"* extrapolated; {BEYOND} N: more than N tokens, as far as this run can predict that head",))
     return Section("", "", (table, legend), only="terminal")
 
 
 def _cells(head: HeadRecord) -> dict[str, Cell]:
     def tokens(error: float) -> str:
         found = head.curve.tokens_for(error)
-        return BEYOND if found.beyond else "–" if found.n is None else f"{found.n:,}{'*' * found.extrapolated}"
+        if found.beyond:
+            return f"{BEYOND} {found.farthest:,}"
+        return "–" if found.n is None else f"{found.n:,}{'*' * found.extrapolated}"
 
     curve, rate, effective = head.curve, head.curve.rate, head.effective_tokens
     error = Estimate(round(float(curve.error[-1]), 3), round(float(curve.stderr[-1]), 3))
@@ -111,6 +113,7 @@ def _cells(head: HeadRecord) -> dict[str, Cell]:
         "error": error if curve.measured else error.value,
         "low to high": None if curve.measured or math.isnan(low) else f"{low:.3g} to {high:.3g}",
         "tokens for 10%": tokens(0.1),
+        "regime": head.regime and head.regime.value,
         "for 5%": tokens(0.05),
         "for 1%": None if curve.measured else tokens(0.01),
         "effective tokens": None if effective is None else float(f"{effective[-1]:.3g}"),
@@ -118,7 +121,6 @@ def _cells(head: HeadRecord) -> dict[str, Cell]:
         "sink": head.sink_mass and round(head.sink_mass, 2),
         "Pareto k": head.pareto_k and round(head.pareto_k, 2),
         "horizon": head.horizon and round(head.horizon, 2),
-        "regime": head.regime and head.regime.value,
     }
 
 
@@ -139,7 +141,6 @@ def _rates(run: ProbeRun) -> list[Section]:
     ]
     if (correlation := skill["rank_correlation_score_std"]) is not None:
         lines.append(f"The rank correlation of rates with the score spread is {correlation:.2f}.")
-    lines += _argmax_line(about["hardmax"])
     columns = ("predicted rate", "status here", "mean absolute error", "rank correlation", "heads at least as fast")
     rows = [
         (
@@ -153,21 +154,6 @@ def _rates(run: ProbeRun) -> list[Section]:
         "One point per head; theory's rates for Gaussian tokens are drawn as lines. Click a point to choose its head."
     )
     return [Section("Does theory predict the rates?", lead, (Widget("rates"), Text(lines), table), "rates-section")]
-
-
-def _argmax_line(found: dict[str, Any] | None) -> list[str]:
-    """Sentence on the law of the argmax error, and on the n that would decide it."""
-    if found is None or not (undecided := found["laws"].get("undecided")):
-        return []
-    parts = [
-        f"{spread['median']:.1e} if it is {words} (median; {spread['smallest']:.1e} to {spread['largest']:.1e})"
-        for law, words in (("power", "a power of n"), ("log", "a power of ln n"))
-        if (spread := found[f"decides_if_{law}"]) is not None
-    ]
-    return [
-        f"With argmax for softmax, the law of the error is undecided for {undecided} of {sum(found['laws'].values())} "
-        f"heads. Sizes up to this n would decide it: {'; '.join(parts)}. 1.0e+15 stands for 1e15 or more."
-    ]
 
 
 def subtitle(run: ProbeRun) -> str:

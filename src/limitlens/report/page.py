@@ -14,13 +14,14 @@ from importlib import metadata, resources
 from string import Template
 from typing import Any
 
+from limitlens.errors import in_options
 from limitlens.estimate import Estimate
 from limitlens.report.text import cell, is_number, numeric, sentence
 from limitlens.report.view import Block, Cell, Figure, Row, Section, Table, View, Widget
 
 SCRIPTS = ("chart.js", "figure.js", "heads.js", "plans.js", "main.js")
 DIGITS = 5  # significant digits of the numbers in a page's data, so that its file stays small
-VISIBLE_ROWS = 12  # a longer table is shown in a box that scrolls
+VISIBLE_ROWS = 60  # a longer table is shown in a box that scrolls
 VERDICT = ("What was measured", "What it found", "What to do")
 
 
@@ -111,8 +112,9 @@ def table_html(table: Table, heading: str = "") -> str:
     )
     label = escape(table.title)
     grid = f'<table data-csv="{label}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    shown = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{grid}</div>'
-    if len(table.rows) > VISIBLE_ROWS:
+    long = " long" if len(table.rows) > VISIBLE_ROWS else ""
+    shown = f'<div class="scroll{long}" tabindex="0" role="region" aria-label="{label}">{grid}</div>'
+    if long:
         shown = f'<p class="note">{len(table.rows):,} rows; scroll to see them all.</p>{shown}'
     title = escape(table.title[:1].upper() + table.title[1:])
     if table.folded:
@@ -129,6 +131,7 @@ def _cell(value: Cell, kind: str) -> str:
 def _trust(view: View, made: Mapping[str, Any]) -> str:
     noted = made.get("warnings")  # of the command line, such as an option that was ignored
     warnings = [*view.warnings, *map(str, noted if isinstance(noted, list) else ())]
+    warnings = list(map(in_options, warnings)) if made.get("typed") else warnings  # as the terminal has shown them
     warned = "".join(f"<li>{escape(sentence(warning))}</li>" for warning in warnings)
     known = "".join(f'<li class="known">{escape(sentence(text))}</li>' for text in view.trust)
     return (warned or '<li class="fine">The run gave no warnings.</li>') + known

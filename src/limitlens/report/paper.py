@@ -102,6 +102,8 @@ def _curve(axes: Axes, series: Series) -> None:
             x, y, yerr=bars, color=colour, label=label, marker=mark, fillstyle=fill, linestyle=stroke, linewidth=0.8,
             elinewidth=1, markersize=4 if x.size <= 60 else 3,
         )  # fmt: skip
+        for place, name in zip(zip(x, y, strict=True), series.labels if series.named else (), strict=False):
+            axes.annotate(name, place, xytext=(3, 2), textcoords="offset points", fontsize=5.5, color=colour)
 
 
 def _map(axes: Axes, series: Series) -> None:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from textwrap import fill
 from typing import Literal
 
 from rich import box
@@ -18,6 +19,8 @@ from limitlens.report.text import cell, numeric, sentence
 from limitlens.report.view import Section, Table, Text, View
 
 WIDTH = 160  # columns of tables if there is no terminal
+NAME = 16  # letters of a name that a table shows in one line
+HEADING = 12  # letters of a heading that a narrow table shows in one line
 
 
 def show(view: View) -> None:
@@ -38,13 +41,13 @@ def as_text(view: View, *, width: int | None = None, colour: bool = False) -> st
         file=sheet, width=width or WIDTH, force_terminal=colour, color_system=system, legacy_windows=False,
         force_jupyter=False,  # or rich would show the parts in a notebook instead of writing the text
     )  # fmt: skip
-    for part in _parts(view):
+    for part in _parts(view, width or WIDTH):
         console.print(part, soft_wrap=width is None and not isinstance(part, Grid), highlight=False)
     text = "\n".join(line.rstrip() for line in sheet.getvalue().splitlines())
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
 
-def _parts(view: View) -> Iterator[RenderableType]:
+def _parts(view: View, width: int) -> Iterator[RenderableType]:
     yield Words(view.title, style="bold")
     if view.subtitle:
         yield Words(view.subtitle)
@@ -55,7 +58,7 @@ def _parts(view: View) -> Iterator[RenderableType]:
             yield Words(text)
     for part in view.sections:
         if part.only in ("", "terminal"):
-            yield from _section(part)
+            yield from _section(part, width)
     notes = [*(("warning", text) for text in view.warnings), *(("note", text) for text in view.trust)]
     if notes:
         yield Words("")
@@ -63,7 +66,7 @@ def _parts(view: View) -> Iterator[RenderableType]:
         yield Words(f"{word}: {sentence(text)}")
 
 
-def _section(part: Section) -> Iterator[RenderableType]:
+def _section(part: Section, width: int) -> Iterator[RenderableType]:
     blocks = [block for block in part.flat if isinstance(block, (Table, Text))]
     if not blocks:
         return
@@ -71,20 +74,34 @@ def _section(part: Section) -> Iterator[RenderableType]:
         yield Words("\n" + part.title, style="bold")
     for block in blocks:
         if isinstance(block, Table):
-            yield _grid(block, "" if block.title.lower() == part.title.lower() else block.title)
+            grid, hidden = _grid(block, "" if block.title.lower() == part.title.lower() else block.title, width)
+            yield grid
             left = 0 if block.shown is None else len(block.rows) - block.shown
-            if left > 0:
-                yield Words(f"  ... and {left:,} more: `table` in Python, or --json / --out")
+            more = [f"{left:,} more"] * (left > 0) + [f"the columns {', '.join(hidden)}"] * bool(hidden)
+            if more:
+                yield Words(f"  ... and {' and '.join(more)}: `table` in Python, or --json / --out")
         else:
             for line in block.lines:
                 yield Words(f"  - {line}" if block.listed else line)
 
 
-def _grid(table: Table, title: str) -> RenderableType:
+def _grid(table: Table, title: str, width: int) -> tuple[RenderableType, list[str]]:
+    """Table for a terminal, and the names of the last columns, which are left out if numbers or names would break."""
     name = Words(title[:1].upper() + title[1:]) if title else None
     grid = Grid(title=name, title_justify="left", box=box.SIMPLE_HEAD, safe_box=True)
-    for column, number in zip(table.columns, numeric(table), strict=True):
-        grid.add_column(Words(column), justify="right" if number else "left")
-    for index, row in enumerate(table.rows[: table.shown]):
-        grid.add_row(*(Words(cell(value)) for value in row), style="bold" if index in table.marked else None)
-    return grid
+    rows = [[cell(value) for value in row] for row in table.rows[: table.shown]]
+    longest = [max((len(row[k]) for row in rows), default=0) for k in range(len(table.columns))]
+    narrow = 1 + sum(max(room, len(column)) + 3 for room, column in zip(longest, table.columns, strict=True)) > width
+    used, hidden = 1, []
+    for column, number, room in zip(table.columns, numeric(table), longest, strict=True):
+        whole = narrow and (number or room <= NAME)  # a column of numbers or names, none of which may break
+        least = max(room if whole else min(room, NAME), *map(len, column.split()), min(len(column), HEADING))
+        used += least + 3
+        if narrow and used > width and len(grid.columns) > 1:
+            hidden.append(column)
+            continue
+        heading = fill(column, least, break_on_hyphens=False) if whole else column
+        grid.add_column(Words(heading), justify="right" if number else "left", no_wrap=whole)
+    for index, row in enumerate(rows):
+        grid.add_row(*map(Words, row[: len(grid.columns)]), style="bold" if index in table.marked else None)
+    return grid, hidden

@@ -54,6 +54,7 @@ class Series:
     words: Sequence[str] = ()  # for a map of categories: value k stands for words[k]
     joined: bool = False  # points joined by a thin line
     labels: Sequence[str] = ()  # tooltip of each point
+    named: bool = False  # whether the labels are drawn beside the points, where they have room
     listed: bool = True  # whether the legend names the series
 
 

@@ -69,15 +69,15 @@ def classify(effective_tokens: Array, sizes: Array, top_weight: float) -> Regime
         raise InputError("expected positive effective tokens and a largest weight of at most 1; recompute them")
     slope = float(effective_growth(tokens, n))
     growth = None if math.isnan(slope) else slope
-    grows = "" if growth is None else f", a number that grows like n^{growth:.2f}"
-    shared = f"{tokens[-1]:.3g} of {int(n[-1]):,} tokens share the mass{grows}"
+    grows = "" if growth is None else f"; effective tokens grow like n^{growth:.2f}"
+    shared = f"the weights are spread over {tokens[-1]:.3g} effective tokens of {int(n[-1]):,}{grows}"
     averaging, frozen = _regimes(tokens, n, np.asarray(top_weight))
     if averaging:
         return RegimeVerdict(Regime.AVERAGING, shared, growth)
     if frozen:
         held = f"one token holds {top_weight:.0%} of the mass at n = {int(n[-1]):,}"
-        return RegimeVerdict(Regime.FROZEN, f"{held}, and {shared}", growth)
-    return RegimeVerdict(Regime.SELECTIVE, f"{shared}, and the largest weight is {top_weight:.2g}", growth)
+        return RegimeVerdict(Regime.FROZEN, f"{held}; {shared}", growth)
+    return RegimeVerdict(Regime.SELECTIVE, f"{shared}; the largest weight is {top_weight:.2g}", growth)
 
 
 def resampled(

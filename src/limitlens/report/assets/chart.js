@@ -2,7 +2,7 @@
 // Draw one chart as SVG from a description of its axes, guide lines and series. Sizes are screen pixels, so text is never scaled.
 //
 // spec = {x: {label, log, low, high, whole}, y: {...}, series: [...], guides: [{x or y, label}], height, chosen}
-// series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, joined, labels, ids, listed}
+// series = {name, kind: "line" | "points" | "band", colour, dash, x, y, low, high, joined, labels, named, ids, listed}
 //       or {name, kind: "map", x: column labels, y: row labels, values, words}: a heat map of numbers, or of indices into `words`
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
@@ -151,10 +151,28 @@ function drawChart(spec, width) {
   for (const series of spec.series) if (series.kind === "band") drawBand(plot, series, x, y);
   for (const series of spec.series) if (series.kind === "line") drawLine(plot, series, x, y);
   for (const series of spec.series) if (series.kind === "points") drawPoints(plot, series, x, y, spec);
+  drawNames(above, spec.series.filter((s) => s.named), x, y, margin, width, height);
   plot.append(above);
   return svg;
 }
 drawChart.count = 0;
+
+// Draw the labels of points beside them, right, left, above or below; one that would cover another or a point is left to its tooltip.
+function drawNames(above, series, x, y, margin, width, height) {
+  const places = series.flatMap((s) => drawable(s).map((i) => ({ cx: x.at(s.x[i]), cy: y.at(s.y[i]), name: s.labels[i], colour: s.colour })));
+  const taken = places.map(({ cx, cy }) => ({ left: cx - 4, right: cx + 4, top: cy - 4, bottom: cy + 4 }));
+  const drawn = new Set();
+  for (const { cx, cy, name, colour } of places) {
+    const long = 0.9 * LETTER * name.length, sides = [[cx + 7, cy - 6], [cx - 7 - long, cy - 6], [cx - long / 2, cy - 19], [cx - long / 2, cy + 7]];
+    const boxes = sides.map(([left, top]) => ({ left, right: left + long, top, bottom: top + 12 }));
+    const box = drawn.has(name) ? null : boxes.find((b) => b.left > margin.left && b.right < width - 2 && b.top > 0 && b.bottom < height - margin.bottom
+      && !taken.some((other) => b.left < other.right && b.right > other.left && b.top < other.bottom && b.bottom > other.top));
+    if (!box) continue;
+    taken.push(box);
+    drawn.add(name);
+    above.append(shape("text", { class: `point-name c-${colour}`, x: box.left.toFixed(1), y: (box.top + 10).toFixed(1) }, name));
+  }
+}
 
 function canvas(spec, width, height) {
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", class: "chart" });
@@ -263,7 +281,8 @@ function drawPoints(plot, series, x, y, spec) {
     }
     const dot = mark(series, cx, cy, series.radius ?? 3.6);
     const range = series.low && known(series.low[i]) ? ` (95%: ${short(series.low[i])} to ${short(series.high[i])})` : "";
-    dot.dataset.tip = series.labels?.[i] || `${series.name}\n${spec.x.label}: ${short(series.x[i])}\n${spec.y.label}: ${short(series.y[i])}${range}`;
+    const label = series.labels?.[i];
+    dot.dataset.tip = (label && !series.named && label) || `${label ? `${label}, ` : ""}${series.name}\n${spec.x.label}: ${short(series.x[i])}\n${spec.y.label}: ${short(series.y[i])}${range}`;
     if (series.ids) {
       dot.classList.add("pick");
       dot.dataset.head = series.ids[i];

@@ -60,7 +60,7 @@ function figureTable(spec) {
 
 // Numbers of a figure: a table that is built when it is opened, and a CSV download.
 function dataBlock(title, table, name) {
-  const body = node("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title });
+  const body = node("div", { class: "scroll long", tabindex: "0", role: "region", "aria-label": title });
   const button = node("button", { type: "button", class: "quiet" }, "Download CSV");
   const details = node("details", { class: "data" }, node("summary", {}, title[0].toUpperCase() + title.slice(1)), body);
   const refresh = () => { if (details.open) body.replaceChildren(tableElement(table())); };

@@ -21,7 +21,7 @@ function headName(heads, i) {
 }
 
 function quantityText(quantity, value, farthest) {
-  if (value === BEYOND_ALL) return `>${short(farthest)}`;
+  if (value === BEYOND_ALL) return `${BEYOND_ALL} ${short(farthest)}`;
   return typeof value === "string" ? value : short(value, 3);
 }
 
@@ -87,7 +87,7 @@ function mountMap(host, legendHost, page, choose) {
     const quantity = page.quantities.find((q) => q.key === state.quantity), values = heads[quantity.key];
     const shade = shading(quantity, values);
     cells.forEach((cell, i) => {
-      const value = values[i], text = quantityText(quantity, value, page.farthest);
+      const value = values[i], text = quantityText(quantity, value, heads.farthest[i]);
       const missing = value === null || value === undefined;
       cell.className = `cell${missing ? " missing" : value === BEYOND_ALL ? " beyond" : ""}${quantity.kind === "regime" ? ` fill c-${regimeColour(page, value)}` : ""}`;
       const colour = quantity.kind === "regime" || missing ? { fill: "", ink: "" } : viridis(shade.share(value));
@@ -110,7 +110,7 @@ function mapLegend(quantity, shade, values, page) {
   const bar = node("i", { class: "ramp" });
   const ends = shade.any ? [(shade.clipped[0] ? "≤ " : "") + short(shade.low), (shade.clipped[1] ? "≥ " : "") + short(shade.high)] : ["–", "–"];
   const extra = [];
-  if (values.includes(BEYOND_ALL)) extra.push(node("span", { class: "key" }, node("i", { class: "swatch beyond" }), `beyond ${short(page.farthest)}`));
+  if (values.includes(BEYOND_ALL)) extra.push(node("span", { class: "key" }, node("i", { class: "swatch beyond" }), "beyond what the run can predict"));
   if (values.some((v) => v === null)) extra.push(node("span", { class: "key" }, node("i", { class: "swatch missing" }), "not known"));
   return [node("span", { class: "key" }, ends[0], bar, ends[1]), ...extra];
 }
@@ -183,7 +183,7 @@ function mountPanel(host, facts, page) {
     title.textContent = `Layer ${heads.layer[i]}, head ${heads.head[i]}`;
     badge.textContent = heads.regime[i] ?? "predicted";
     badge.className = `badge fill c-${regimeColour(page, heads.regime[i])}`;
-    reason.textContent = [heads.regime_reason?.[i], page.remedies[heads.regime[i]]].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}.`).join(" ").replace(/n\^(-?\d+\.\d+)/g, (_, power) => `n${superscript(power)}`);
+    reason.textContent = [heads.regime_reason?.[i], page.remedies[heads.regime[i]]].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}.`).join(" ");
     if (!updates.length) {
       add(host, curveFigure, state);
       const pair = node("div", { class: "pair" });
@@ -194,7 +194,7 @@ function mountPanel(host, facts, page) {
     facts.replaceChildren(...page.facts.flatMap(({ key, label, help }) => {
       const value = heads[key][i];
       if (value === null || value === undefined) return [];
-      const text = value === BEYOND_ALL ? `>${short(page.farthest)}` : typeof value === "string" ? value : short(value);
+      const text = value === BEYOND_ALL ? `${BEYOND_ALL} ${short(heads.farthest[i])}` : typeof value === "string" ? value : short(value);
       return [node("div", { title: help ?? "" }, node("dt", {}, label), node("dd", {}, text))];
     }));
   };

@@ -26,7 +26,7 @@ function headTable(page) {
   const { heads } = page, keys = [...page.quantities, ...page.facts].filter((item, i, all) => all.findIndex((o) => o.key === item.key) === i);
   return {
     columns: ["layer", "head", ...keys.map((k) => k.label)],
-    rows: heads.layer.map((layer, i) => [layer, heads.head[i], ...keys.map((k) => (heads[k.key][i] === BEYOND_ALL ? `>${page.farthest}` : heads[k.key][i]))]),
+    rows: heads.layer.map((layer, i) => [layer, heads.head[i], ...keys.map((k) => (heads[k.key][i] === BEYOND_ALL ? `${BEYOND_ALL} ${heads.farthest[i]}` : heads[k.key][i]))]),
   };
 }
 
