@@ -32,13 +32,15 @@ SHARED: dict[str, tuple[Any, Any]] = {  # options that several commands have, wi
     "special": (Annotated[str, Option(metavar="auto|none|bos", help="Special tokens around each text.")], "auto"),
     "seed": (Annotated[int, Option(min=0, help="Seed of every random choice.")], 0),
     "device": (Annotated[str, Option(metavar="auto|cpu|cuda", help="Device that computes.")], "auto"),
-    "threads": (Annotated[int | None, Option(min=1, max=1024, help="CPU threads; by default fewer if busy.")], None),
-    "precision": (Annotated[str, Option(metavar="fast|accurate|exact", help="GPU: 1e-3, 1e-6, float32.")], "accurate"),
+    "threads": (Annotated[int | None, Option(min=1, max=1024, help="CPU threads; by default all idle cores.")], None),
+    "precision": (Annotated[str, Option(metavar="fast|accurate|exact", help="Of attention on a GPU. fast: error 1e-3; "
+                                        "accurate: 1e-6; exact: float32, slow.")], "accurate"),
     "memory": (Annotated[str | None, Option(metavar="SIZE", help="Most memory to use, such as 4GB.")], None),
     "ray": (Annotated[str | None, Option(metavar="auto|HOST:PORT", help="Run on a Ray cluster.")], None),
     "plot": (Annotated[bool, Option("--plot", help="Save a figure in --out, or in this folder.")], False),
     "out": (Annotated[str | None, Option(metavar="DIR", help="Write run.json and tables to this folder.")], None),
-    "overwrite": (Annotated[bool, Option("--overwrite", help="Replace a run of another command in --out.")], False),
+    "overwrite": (Annotated[bool, Option("--overwrite", help="Write to --out even if it holds the result of another "
+                                         "command; results of the same command are always replaced.")], False),
     "yes": (Annotated[bool, Option("--yes", help="Start even if it takes long or much memory.")], False),
     "checkpoint_every": (Annotated[str | None, Option(metavar="TOKENS|60s", help="How often to save in --out.")], None),
     "resume": (Annotated[bool, Option("--resume", help="Continue from the checkpoint in --out.")], False),

@@ -14,6 +14,14 @@ Documents = Annotated[int, Option(min=2, help="Number of documents to read.")]
 Queries = Annotated[int, Option(help="Queries per head.")]
 Keys = Annotated[str, Option(metavar="LO:HI:K", help="Numbers of keys that a query attends to.")]
 Weights = Annotated[list[float], Option(help="Weight of retrieval in the loss, 0 to 1; one fit for each given.")]
+Sampling = Annotated[str, Option(metavar="pooled|document|contiguous", help="Tokens of a sample: random of all "
+                                 "windows, random of one window, or consecutive in one window.")]  # fmt: skip
+Total = Annotated[str | None, Option(metavar="SHARE|SIZE", help="Share of the cache to keep (0.25; sliding-window "
+                                     "layers not counted), or size of the whole cache (16MB).")]  # fmt: skip
+Policy = Annotated[str, Option(help="best (chosen for each head), or one for all heads: random, random_eviction, "
+                               "recent, streaming, knorm, snapkv, expected, priority, reconstruction.")]  # fmt: skip
+Methods = Annotated[str | None, Option(metavar="A,B,...", help="Methods to compare: names of plan --policy, and "
+                                       "oracle_topk, kvzip, adakv, duo; default: all.")]  # fmt: skip
 KeySharing = Annotated[str, Option(metavar="shared|own", help="Whether the queries of a document share their keys.")]
 
 TEXT = "corpus special seed device"  # shared options of commands that run a model over a text
@@ -25,10 +33,10 @@ def probe(
     tokens: Tokens = 1e5,
     window: Window = None,
     sizes: Sizes = "64:4096:7",
-    replicates: Annotated[int, Option(help="Disjoint samples of each size.")] = 24,
+    replicates: Annotated[int, Option(help="At most this many disjoint samples of each size.")] = 24,
     queries: Queries = 256,
-    sampling: Annotated[str, Option(metavar="pooled|document|contiguous", help="Where samples are drawn.")] = "pooled",
-    score_scale: Annotated[float, Option(help="Factor on every score; the forward is unchanged.")] = 1.0,
+    sampling: Sampling = "pooled",
+    score_scale: Annotated[float, Option(help="Measure with scaled scores; the model itself runs unscaled.")] = 1.0,
     batch: Annotated[int | None, Option(help="Windows per forward; about 4,000 tokens by default.")] = None,
 ) -> None:
     """Measure how far every attention head is from its infinite-token limit: error curve, rate, tokens needed.
@@ -44,6 +52,7 @@ def predict(
 ) -> None:
     """Predict what `probe` measures (error curve, rate, tokens needed) from a few thousand tokens of text.
 
+    It is less accurate on decoders than on encoders (docs/predict.md).
     Example: limitlens predict minilm --corpus stdlib-docs --out runs/predicted
     """
 
@@ -52,12 +61,10 @@ def predict(
 def plan(
     model: Decoder,
     corpus: Annotated[str | None, Option(help="Calibration text; default: that of --run, or stdlib-docs.")] = None,
-    total: Annotated[
-        str | None, Option(metavar="SHARE|SIZE", help="Share of what full layers cache (0.25), or 16MB in all.")
-    ] = None,
+    total: Total = None,
     error: Annotated[float | None, Option(help="Relative output error of each head, instead of --total.")] = None,
     context: Annotated[int, Option(help="Prompt length at which the cache is cut.")] = 4096,
-    policy: Annotated[str, Option(help="Key policy: best for each head, or one by name (snapkv, ...).")] = "best",
+    policy: Policy = "best",
     weights: Annotated[
         str | None, Option("--for", metavar="AXES", help="Weights of text and recall, such as text=1,recall=1.")
     ] = None,
@@ -76,9 +83,9 @@ def plan(
 def trial(
     plan: Annotated[str, Argument(metavar="PLAN", help="Folder that limitlens plan --out wrote.")],
     tasks: Annotated[str, Option(metavar="A,B,...", help="text, needle1, needle8, hop, repeat, words.")] = "text",
-    documents: Documents = 24,
+    documents: Annotated[int, Option(min=2, help="Number of documents, the same for every task.")] = 24,
     corpus: Annotated[str | None, Option(metavar="TEXT", help="Another text than that of the plan.")] = None,
-    policies: Annotated[str | None, Option(metavar="A,B,...", help="Policies to compare; all by default.")] = None,
+    policies: Methods = None,
 ) -> None:
     """Measure a model's predictions with the smaller KV cache of a plan, and compare them with baselines.
 
@@ -93,10 +100,11 @@ def generate(
     plan: Annotated[str, Option(metavar="PLAN", help="Folder that limitlens plan --out wrote.")],
     prompt: Annotated[str, Option(metavar="FILE", help="Text file that the model continues.")],
     max_new_tokens: Annotated[int, Option(help="Number of tokens to write, at most.")] = 200,
-    force: Annotated[bool, Option("--force", help="Use the plan of other weights of the same shapes.")] = False,
+    force: Annotated[bool, Option("--force", help="Allow a plan made before fine-tuning (same shapes).")] = False,
 ) -> None:
     """Continue a text with a decoder whose KV cache keeps only what a plan says: text, bytes, tokens a second.
 
+    Decoding is greedy, and no chat template is added to the prompt.
     Example: limitlens generate smollm2 --plan runs/plan --prompt notes.txt --max-new-tokens 100
     """
 
