@@ -37,6 +37,7 @@ SMALLER = {
     '"1000:100000:9", replicates=400': '"100:1600:5", replicates=20',
     "context=32768": "context=128",
     "[:, :9000]": "[:, :300]",
+    'll.apply(model, "runs/plan")': "ll.apply(model, ll.plan(MODEL, total=0.5, context=64))",
     'corpus="stdlib-docs", seed=0)': "corpus=TEXT, seed=0, window=50, tokens=3_000, sizes=[8, 32, 128], queries=16)",
     'corpus="stdlib-docs", total=0.25, context=512': "corpus=TEXT, total=0.25, context=64",
 }
