@@ -17,13 +17,12 @@ from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.models.windows import FORWARD, open_windows
 from limitlens.probing.binned_law_cuda import layer_errors
 from limitlens.probing.collect import Collector, tokens_of
-from limitlens.probing.contexts import CONTEXTS, measure_contexts, with_contexts
+from limitlens.probing.contexts import CONTEXTS, Records, measure_contexts, with_contexts
 from limitlens.probing.pilot import Layer, Pilot, layer_sinks, run_pilot
 from limitlens.probing.record import HeadRecord
 from limitlens.probing.result import ProbeRun
 from limitlens.sampling.cells import parse_sizes
 from limitlens.sampling.workers import Workers, one_after_another, product, summed, workers_for
-from limitlens.statistics.contexts import ContextRecord
 from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 from limitlens.theory.exact_bootstrap import PARTS, QUARTERS, PilotErrors, pilot_errors
 
@@ -71,14 +70,13 @@ def predict(
     read = max(READ, 2 * tokens, 2 * CONTEXTS * (context or 0))
     loaded, windows = open_windows(model, corpus, read, window=window, special=special, device=device, fewer=True)
     query_windows, key_windows, reserved, warnings = _draw(windows, corpus, tokens, queries, seed)
-    contexts: dict[tuple[int, int], ContextRecord] = {}
+    contexts: Records = {}
+    if context is not None and context < windows.length:
+        raise InputError(f"the context has {context:,} tokens; expected at least a window ({windows.length:,})")
     if context is not None:
-        if context < windows.length:
-            given = f"the context has {context:,} tokens and a window {windows.length:,}"
-            raise InputError(f"{given}; expected at least a window, so ask for a longer context or shorter windows")
-        contexts = measure_contexts(loaded, windows, length=-(-context // windows.length), seed=seed, warnings=warnings)
-        if not loaded.causal and context > windows.length:
-            warnings.append(ENCODER)
+        length = -(-context // windows.length)
+        contexts = measure_contexts(loaded, windows, length=length, seed=seed, warnings=warnings)
+        warnings += [ENCODER] if length > 1 and not loaded.causal else []
     with workers_for(loaded.model.device) as workers, torch.inference_mode():
         batch = max(1, FORWARD // windows.length)
         pilot = run_pilot(
@@ -101,8 +99,9 @@ def predict(
             "count": windows.count, "pilot": query_windows.tolist(), "reserved": reserved.tolist(),
             "pool": len(key_windows), "keys": key_windows.tolist(),
         },
-        sizes_asked=n, replicates=0, replicates_asked=0, records=tuple(with_contexts(heads, contexts)), layer_records=(), seed=seed, batch=batch,
-        floor=0.0, interrupted=False, seconds={"total": time.perf_counter() - begun}, warnings=tuple(warnings),
+        sizes_asked=n, replicates=0, replicates_asked=0, records=tuple(with_contexts(heads, contexts)),
+        layer_records=(), seed=seed, batch=batch, floor=0.0, interrupted=False,
+        seconds={"total": time.perf_counter() - begun}, warnings=tuple(warnings),
     )  # fmt: skip
 
 

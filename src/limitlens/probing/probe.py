@@ -26,7 +26,7 @@ from limitlens.models import LoadedModel, Windows, choose
 from limitlens.models.windows import FORWARD, WINDOW, open_windows
 from limitlens.probing import distributed
 from limitlens.probing.collect import Collector, groups
-from limitlens.probing.contexts import probe_contexts
+from limitlens.probing.contexts import measure_contexts, with_contexts
 from limitlens.probing.diagnostics import Measured, head_records, measure
 from limitlens.probing.options import ProbeOptions
 from limitlens.probing.overview import LayerRecord
@@ -346,8 +346,7 @@ class _Work:
     def result(self, begun: float, corpus: str, tokens: int) -> ProbeRun:
         """Measure every layer and return the `ProbeRun`; `begun` is `time.perf_counter()` at the start of the probe."""
         heads: list[HeadRecord] = []
-        layers: list[LayerRecord] = []
-        floor = 0.0
+        layers, floor = list[LayerRecord](), 0.0
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
         unread = 1 - self.assignment.seen / (self.windows.count * len(self.pilot.positions))
@@ -371,7 +370,8 @@ class _Work:
             states |= _tensors(layer, measured.curves.reference)
         self.clock.attention += (now := time.perf_counter()) - measuring
         if self.sampling != "pooled":
-            heads = probe_contexts(heads, self.loaded, self.windows, self.score_scale, self.seed, self.warnings)
+            known = {"score_scale": self.score_scale, "seed": self.seed, "warnings": self.warnings}
+            heads = with_contexts(heads, measure_contexts(self.loaded, self.windows, **known))  # type: ignore[arg-type]
         split, kernel = self.split, kernel_words(next(iter(self.pilot.layers.values())).query, self.precision)
         return ProbeRun(
             **self.pilot.source(self.loaded, self.windows), corpus=corpus, tokens=self.assignment.seen,

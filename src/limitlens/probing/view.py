@@ -14,8 +14,7 @@ from limitlens.probing.overview import count_regimes, rate_skills, slowest, summ
 from limitlens.probing.record import HeadRecord, kept_share, share_of_keys
 from limitlens.report.text import falling, join, plural, short
 from limitlens.report.view import Cell, Section, Table, Text, View, Widget
-from limitlens.statistics.dependence import LONG
-from limitlens.statistics.error_curve import ErrorCurve
+from limitlens.statistics.contexts import context_sections
 from limitlens.statistics.regimes import Regime
 from limitlens.statistics.tails import Verdict
 
@@ -59,7 +58,7 @@ def probe_view(run: ProbeRun) -> View:
             Section(
                 "How many tokens does each head need?", budgets, (Widget("budgets"),), "budget-section", only="page"
             ),
-            *_contexts(run),
+            *context_sections({head.name: head.contexts for head in run.records if head.contexts is not None}),
             _slowest(run),
             *_rates(run),
         ],
@@ -86,46 +85,6 @@ def _needs(run: ProbeRun) -> Table:
         "for 90% of the heads", f"kept of {context:,} KV entries" if run.causal else f"kept of {context:,} keys",
     )  # fmt: skip
     return Table("Tokens needed for a target error", columns, rows)
-
-
-def _contexts(run: ProbeRun) -> list[Section]:
-    """Section on contexts: what n consecutive tokens are worth in each head; none if contexts were not measured."""
-    found = [(head, head.contexts) for head in run.records if head.contexts is not None]
-    if not found:
-        return []
-    n, rows = int(found[0][1].n[-1]), []
-    for head, one in found:
-        known = one.memory.document()
-        worth = math.nan if one.worth is None else float(one.worth[-1])
-        time = (
-            "long memory"
-            if known["value"] is None
-            else f"{one.memory.time:.2g} ({one.memory.low:.2g} to {one.memory.high:.2g})"
-        )
-        pooled = (
-            head.curve
-            if head.curve.prediction is None
-            else ErrorCurve.predicted(head.curve.prediction.sizes, head.curve.prediction)
-        )
-        needed = [(known or {}).get("n") for known in (one.tokens_for["0.1"], pooled.tokens_for(0.1).document())]
-        errors = [f"{values[-1]:.2g} ({low[-1]:.2g} to {high[-1]:.2g})" for values, low, high in (
-            (one.error, one.error_low, one.error_high), (one.in_use, one.in_use_low, one.in_use_high))]  # fmt: skip
-        rows.append([f"{head.layer}.{head.head}", None if math.isnan(worth) else round(worth), *errors, time, *needed])
-    worths = [row[1] for row in rows if row[1] is not None]
-    long = sum(one.memory.verdict == LONG for _, one in found)
-    lead = f"{long} of {len(found)} heads have long memory: n times the variance still grows at n = {n:,}."
-    if worths:
-        lead = f"Your context of {n:,} tokens is worth {round(median(worths)):,} independent ones in the median head. {lead}"
-    columns = (
-        "head",
-        "worth in independent tokens",
-        f"error at n = {n:,}",
-        "error in use",
-        "autocorrelation time",
-        "n for 10%",
-        "n for 10%, pooled",
-    )
-    return [Section("Contexts: tokens that stand next to each other", lead, (Table("Contexts", columns, rows),))]
 
 
 def _slowest(run: ProbeRun) -> Section:

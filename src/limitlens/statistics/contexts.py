@@ -1,20 +1,21 @@
 """Errors of one head over contexts of n consecutive tokens, from sums of weights and values over blocks of tokens."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from limitlens.arrays import Tensor, torch
-from limitlens.attention.state import State
-from limitlens.attention.subset import scores_of
+from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import Array
+from limitlens.report.view import Section, Table
 from limitlens.statistics.bootstrap import student_factor
-from limitlens.statistics.dependence import Memory, memory
+from limitlens.statistics.dependence import LONG, PLATEAU, Memory, memory
 from limitlens.statistics.documents import over_documents
-from limitlens.statistics.error_curve import ErrorCurve
+from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 
 BLOCKS = 16  # blocks of a context whose sums are stored; a power of two
 QUARTER = 4  # a context of n tokens is compared with a document of at least 4 n
@@ -39,15 +40,38 @@ class ContextRecord:
     tokens_for: Mapping[str, Any]  # n(ε) of contexts, by error
     memory: Memory
     worth: Array | None = None  # number of independent tokens whose error is that of n tokens of a context
+    pooled_for: int | None = None  # n(ε) of independent tokens for an error of 10%
+
+    def valued(self, prediction: PredictedErrors | None) -> Self:
+        """This record with `worth`, from the predicted errors of independent tokens."""
+        if prediction is None or not prediction.defined:
+            return self
+        pooled = ErrorCurve.predicted(np.rint(prediction.sizes), prediction)
+        worth = [pooled.tokens_for(float(error)).n if error > 0 else None for error in self.error]
+        known = np.array([np.nan if m is None else m for m in worth], dtype=float)
+        return replace(self, worth=known, pooled_for=(pooled.tokens_for(0.1).document() or {}).get("n"))
+
+    def row(self) -> list[Any]:
+        """Cells of a table: worth, errors of other queries and in use, autocorrelation time, n(10%) here and pooled."""
+        worth = None if self.worth is None or np.isnan(self.worth[-1]) else round(float(self.worth[-1]))
+        time, names = self.memory, ("error", "in_use")
+        ends = [[getattr(self, name + end)[-1] for end in ("", "_low", "_high")] for name in names]
+        ends.append([time.time, time.low, time.high])
+        cells = [f"{value:.2g} ({low:.2g} to {high:.2g})" for value, low, high in ends]
+        cells[2] = cells[2] if time.verdict == PLATEAU else LONG
+        return [worth, *cells, (self.tokens_for["0.1"] or {}).get("n"), self.pooled_for]
 
 
 class BlockSums:
     """Sums over blocks of tokens of e^{score} and of e^{score} times values, for all queries of a layer."""
 
-    def __init__(self, query: Tensor, softcap: float | None, shape: tuple[int, int], values: int) -> None:
-        self.query, self.softcap = query, softcap  # (Hkv, G · m, k)
-        self.sums = torch.zeros(*query.shape[:2], *shape, values + 1)  # shape: contexts R, blocks; the nearest last
-        self.squares = torch.zeros(*query.shape[:2], shape[0], values + 2, dtype=torch.float64)  # w² v, w², w² |v|²
+    def __init__(self, query: Tensor, traits: Any, shape: tuple[int, int], owner: NDArray[np.intp]) -> None:
+        self.groups, self.owner, self.softcap = query.shape[1], owner, traits.softcap
+        self.query, values = query.flatten(1, 2), traits.tokens["value"].shape[-1]  # (Hkv, G · m, k)
+        rows = self.query.shape[:2]
+        self.sums = torch.zeros(*rows, *shape, values + 1)  # shape: contexts R, blocks; the nearest last
+        self.squares = torch.zeros(*rows, shape[0], values + 2, dtype=torch.float64)  # Σ w² v, Σ w², Σ w² |v|²
+        self.atom = torch.zeros(*rows, values + 1, dtype=torch.float64)  # attention to the start: output, log-sum-exp
         self.moved: Tensor | None = None  # (Hkv, G · m, v + 1): over the nearest windows, moved one window away
         self.top: Tensor | None = None
 
@@ -66,15 +90,25 @@ class BlockSums:
             further = torch.exp((scores_of(moved, key, self.softcap) - self.top).clamp(max=LARGEST_LOG)) @ carried
             self.moved = further.cpu() + (0 if self.moved is None else self.moved)
 
-    def head(self, rows: tuple[int, slice], atom: State | None, **known: Any) -> ContextRecord:
-        """Record of the head whose queries are `rows` (key/value head, queries); `known` goes to `context_record`."""
-        sums, squares = (part[rows].double().numpy() for part in (self.sums, self.squares))
-        moved = None if self.moved is None else self.moved[rows].double().numpy()
-        sink = None
-        if atom is not None and self.top is not None:
-            log = (atom.lse[rows] - self.top[rows][:, 0]).clamp(max=LARGEST_LOG)
-            sink = (log.exp().cpu().numpy(), atom.output[rows].double().cpu().numpy())
-        return context_record(sums, squares, moved=moved, atom=sink, **known)
+    def start(self, query: Tensor, key: Tensor, value: Tensor, run: int, sinks: Tensor | None) -> None:
+        """Set the sink of the queries of context `run`: keys and values (Hkv, s, ·) at its start, and learned sinks."""
+        rows = torch.as_tensor(np.flatnonzero(np.tile(self.owner, self.groups) == run))
+        if sinks is not None:  # one for each query head
+            sinks = sinks.view(len(query), -1).repeat_interleave(len(rows) // self.groups, 1)
+        lse, output = attend_subset(scores_of(query[:, rows], key, self.softcap), value, sinks=sinks)
+        self.atom[:, rows] = torch.cat((output, lse[..., None]), -1).double().cpu()
+
+    def records(self, **known: Any) -> Iterator[ContextRecord]:
+        """Record of each query head; `known` are arguments of `context_record`."""
+        m, log = len(self.owner), self.atom[..., -1]
+        if self.top is not None:
+            log = (log - self.top[..., 0].double().cpu()).clamp(max=LARGEST_LOG)
+        for head in range(len(self.sums) * self.groups):
+            rows = head // self.groups, slice(head % self.groups * m, (head % self.groups + 1) * m)
+            sums, squares = (part[rows].double().numpy() for part in (self.sums, self.squares))
+            moved = None if self.moved is None else self.moved[rows].double().numpy()
+            atom = (log[rows].exp().numpy(), self.atom[rows][:, :-1].numpy()) if self.atom.any() else None
+            yield context_record(sums, squares, owner=self.owner, moved=moved, atom=atom, **known)
 
 
 def context_record(
@@ -153,3 +187,18 @@ def between_share(influence: Array) -> float:
     first, last = centred[:, :, :quarter].mean(2), centred[:, :, -quarter:].mean(2)
     square = np.square(centred.mean(2)).sum(-1).mean()
     return float(np.clip((first * last).sum(-1).mean() / max(square, _TINY), 0, 1))
+
+
+def context_sections(found: Mapping[str, ContextRecord]) -> list[Section]:
+    """Sections of a page on contexts, by name of the head: what n consecutive tokens are worth; none without heads."""
+    if not found:
+        return []
+    rows = [[name, *one.row()] for name, one in found.items()]
+    n, worth = int(next(iter(found.values())).n[-1]), [row[1] for row in rows if row[1] is not None]
+    long = sum(one.memory.verdict == LONG for one in found.values())
+    lead = f"{long} of {len(found)} heads have long memory: n times the variance still grows at n = {n:,}."
+    if worth:
+        lead = f"Your context of {n:,} tokens is worth {median(worth):,.0f} independent ones in the median head. {lead}"
+    columns = ("head", "worth", f"error at n = {n:,}", "in use", "autocorrelation time", "n for 10%", "pooled")
+    table = Table("Contexts of n consecutive tokens, with 95% intervals", columns, rows)
+    return [Section("Contexts", lead, ()), Section("", "", (table,), only="page")]

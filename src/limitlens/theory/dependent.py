@@ -12,7 +12,6 @@ the limits of a document and of the corpus stays.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from limitlens.errors import Array, InputError, as_array
 from limitlens.theory.exact_bootstrap import PARTS, pilot_errors
@@ -32,7 +31,7 @@ def dependent_error(covariances: Array, n: int) -> float:
 
 
 def autocorrelation_time(covariances: Array) -> float:
-    """Integrated autocorrelation time τ = 1 + 2 Σ c_r/c_0, by which n consecutive tokens are worth n/τ independent ones.
+    """Integrated autocorrelation time τ = 1 + 2 Σ c_r/c_0, by which n tokens are worth n/τ independent ones.
 
     >>> round(autocorrelation_time(0.8 ** np.arange(200)), 6)  # AR(1): (1 + ρ)/(1 − ρ)
     9.0
@@ -55,31 +54,9 @@ def block_errors(weights: Array, outputs: Array, sizes: Array) -> Array:
     """
     w, v = as_array("weights", weights, ndim=2), as_array("outputs", outputs, ndim=3)
     if v.shape[:2] != w.shape or w.shape[1] < PARTS:
-        raise InputError(
-            f"weights have shape {w.shape} and outputs {v.shape}; expected (queries, M) and (queries, M, v), M ≥ {PARTS}"
-        )
+        given = f"weights have shape {w.shape} and outputs {v.shape}"
+        raise InputError(f"{given}; expected (queries, M) and (queries, M, v), M ≥ {PARTS}")
     with np.errstate(divide="ignore"):
         logs = np.log(w)
     found = [pilot_errors(row[None], values, sizes)[0].whole[0] for row, values in zip(logs, v, strict=True)]
     return np.stack(found)
-
-
-def document_errors(weights: Array, outputs: Array, documents: NDArray[np.intp], sizes: Array) -> tuple[Array, Array]:
-    """Squared errors within documents (queries, sizes) and between documents (queries,) of m blocks of one document.
-
-    Their sum is the squared error against the corpus, up to the bias of a ratio of order 1/m. The part within is the
-    law of `block_errors` in each document, the part between is the mean of |Γ_d − Γ|², without the variance that the
-    estimates Γ_d have themselves (random effects). `documents` (M,) is the document of each block.
-    """
-    w, v, parts = np.asarray(weights, float), np.asarray(outputs, float), np.unique(documents)
-    mass = np.stack([w[:, documents == d].sum(1) for d in parts], 1)  # (queries, documents)
-    sums = np.stack([(w[..., None] * v)[:, documents == d].sum(1) for d in parts], 1)
-    centre = sums.sum(1) / mass.sum(1)[:, None]
-    apart = np.square(sums / mass[..., None] - centre[:, None]).sum(-1)
-    count = np.array([(documents == d).sum() for d in parts])
-    each = [block_errors(w[:, documents == d], v[:, documents == d], np.append(sizes, (documents == d).sum()))
-            for d in parts]  # fmt: skip
-    own = np.stack([one[:, -1] * m / (m - 1) for one, m in zip(each, count, strict=True)], 1)  # error of Γ_d itself
-    scale = len(parts) / max(len(parts) - 1, 1)
-    between = (scale * apart - own).mean(1).clip(0) if len(parts) > 1 else np.zeros(len(w))
-    return np.mean([one[:, :-1] for one in each], 0), between
