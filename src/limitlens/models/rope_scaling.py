@@ -66,7 +66,7 @@ def rotated(query: Tensor, theta: Tensor | None, tokens: int) -> Tensor:
     if theta is None or tokens == 0:
         return query
     cos, sin = ((theta.double() * tokens).cos().to(query.dtype), (theta.double() * tokens).sin().to(query.dtype))
-    one, two, rest = query.split([len(theta), len(theta), query.shape[-1] - 2 * len(theta)], -1)
+    one, two, rest = query.tensor_split((len(theta), 2 * len(theta)), -1)
     return torch.cat((one * cos - two * sin, two * cos + one * sin, rest), -1)
 
 

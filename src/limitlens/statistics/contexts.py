@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from limitlens.arrays import Tensor, torch
 from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import Array
-from limitlens.report.view import Section, Table
+from limitlens.report.view import Section, Table, Text
 from limitlens.statistics.bootstrap import student_factor
 from limitlens.statistics.dependence import LONG, PLATEAU, Memory, memory
 from limitlens.statistics.documents import over_documents
@@ -82,7 +82,8 @@ class BlockSums:
         weights = torch.exp((scores - self.top).clamp(max=LARGEST_LOG))
         carried = torch.cat((value, torch.ones_like(value[..., :1])), -1)
         count = blocks.stop - blocks.start
-        parts = weights.unflatten(-1, (count, -1)), carried.unflatten(1, (count, -1))
+        shared, rows = weights.shape[:2]
+        parts = weights.view(shared, rows, count, -1), carried.view(shared, count, -1, carried.shape[-1])
         self.sums[:, :, run, blocks] = torch.einsum("hqbt,hbtv->hqbv", *parts).cpu()
         twice = torch.cat((carried, value.square().sum(-1, keepdim=True)), -1)
         self.squares[:, :, run] += (weights.square() @ twice).double().cpu()
@@ -201,4 +202,4 @@ def context_sections(found: Mapping[str, ContextRecord]) -> list[Section]:
         lead = f"Your context of {n:,} tokens is worth {median(worth):,.0f} independent ones in the median head. {lead}"
     columns = ("head", "worth", f"error at n = {n:,}", "in use", "autocorrelation time", "n for 10%", "pooled")
     table = Table("Contexts of n consecutive tokens, with 95% intervals", columns, rows)
-    return [Section("Contexts", lead, ()), Section("", "", (table,), only="page")]
+    return [Section("Contexts", "", (Text((lead,)),)), Section("", "", (table,), only="page")]

@@ -82,6 +82,6 @@ def memory(sums: Array, squares: Array) -> Memory:
     errors = jackknife(np.stack([statistics(np.delete(rows, r, 0).mean(0)) for r in range(count)]), 0)
     width = float(special.stdtrit(max(count - 1, 1), ENDS[1]))
     grows = growth > STEEP and growth > width * errors[0]
-    ends = [math.exp(time + sign * width * errors[1]) for sign in (-1, 1)]
+    low, high = (math.exp(time + sign * width * errors[1]) for sign in (-1, 1))
     verdict = LONG if grows else PLATEAU
-    return Memory(verdict, growth, float(errors[0]), math.exp(time), *ends, math.exp(spectral))
+    return Memory(verdict, growth, float(errors[0]), math.exp(time), low, high, math.exp(spectral))
