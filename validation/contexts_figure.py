@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def main() -> None:
-    run = ll.predict("minilm", "stdlib-docs", window=512, context=512, sizes="31:496:5")
+    run = ll.predict("minilm", "stdlib-docs", window=512, context=512, sizes="32:512:5")
     found = [head.contexts for head in run.records]
     n = found[0].n  # type: ignore[union-attr]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
@@ -38,7 +38,11 @@ def main() -> None:
     right.hist([worth[~long], worth[long]], bins=bins, stacked=True, label=["plateau", "long memory"])
     right.set(xscale="log", xlabel=f"independent tokens that a context of {int(n[-1])} is worth", ylabel="heads")
     right.legend(fontsize=8)
+    right.set_xticks([50, 100, 200, 400], ["50", "100", "200", "400"])
+    right.minorticks_off()
+    left.set_yticks([0.1, 0.2, 0.4, 0.8], ["0.1", "0.2", "0.4", "0.8"])
     figure.savefig(DOCS / "contexts.svg", metadata={"Date": None})
+    print(*(f"{label}: {np.median(rows, 0).round(3)}" for label, rows in lines.items()), within, sep="\n")
     print(f"median worth {np.nanmedian(worth):.0f} of {int(n[-1])}; long memory {long.sum()} of {len(long)} heads")
 
 

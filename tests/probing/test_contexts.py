@@ -72,7 +72,7 @@ def test_a_contiguous_probe_gives_contexts(text: str) -> None:
 def test_one_window_is_dense_attention(text: str) -> None:
     """The sums of `measure_contexts` against attention computed from the captured keys, for an encoder."""
     model = tiny("bert")
-    _, windows = open_windows(model, text, 2000, window=34, special="auto", device="cpu", fewer=True)
+    _, windows = open_windows(model, text, 2000, window=32, special="auto", device="cpu", fewer=True)
     found = measure_contexts(model, windows, count=6, seed=4, warnings=[])
     runs, _ = draw_runs(windows, 1, 6, 4, [])
     calls: list[Captured] = []
@@ -81,7 +81,7 @@ def test_one_window_is_dense_attention(text: str) -> None:
     pilot = run_pilot(model, windows, runs[:, 0], queries=18, batch=1, seed=4, report=lambda _: None, clusters=6)
     query = pilot.layers[1].query[2, 0].double()
     call = calls[1]
-    begin, end = len(windows.prefix), windows.length - len(windows.suffix)
+    begin, end = 0, windows.length
     key, value = (part[:, 2, begin:end].double() for part in (call.key, call.value))
     weights = torch.exp(query @ key.transpose(1, 2))  # (R, m, t)
     every = (weights @ value) / weights.sum(-1, keepdim=True)

@@ -28,16 +28,12 @@ def measure_contexts(
     loaded: LoadedModel, windows: Windows,
     *, length: int = 1, count: int = CONTEXTS, score_scale: float = 1.0, seed: int = 0, warnings: list[str],
 ) -> Records:  # fmt: skip
-    """Measure contexts of `length` windows at `count` random places of the text.
-
-    Layers with a sliding window shorter than a context are left out. Sentences about documents are added to `warnings`.
-    """
+    """Contexts of `length` windows at `count` random places, except in layers with a shorter sliding window."""
     runs, single = draw_runs(windows, length, count, seed, warnings)
     known = {"queries": QUERIES * len(runs), "batch": 1, "seed": seed, "report": lambda _: None}
     pilot = run_pilot(loaded, windows, runs[:, -1], score_scale=score_scale, clusters=len(runs), **known)  # type: ignore[arg-type]
     sink, whole = min(START, windows.length // 4) if pilot.causal else 0, length * windows.length
-    special = len(windows.prefix), windows.length - len(windows.suffix)
-    first, last = (sink, pilot.positions.stop) if pilot.causal else special
+    first, last = sink, pilot.positions.stop  # an encoder's special tokens are tokens of its contexts, as in the pool
     blocks = min(max(1, BLOCKS // length), 1 << max((last - first) // SMALLEST, 1).bit_length() - 1)
     size, owner = (last - first) // blocks, np.searchsorted(runs[:, -1], pilot.queries[:, 0])
     layers = {
@@ -56,16 +52,15 @@ def measure_contexts(
             start = rotated(own.query, call.frequencies, whole - windows.length)
             own.start(start, key[:, :sink], value[:, :sink], run, call.sinks)
         used, here = slice(last - blocks * size, last), slice(place * blocks, (place + 1) * blocks)
-        moved = None if behind or call.frequencies is None else further
-        own.add(query, key[:, used], value[:, used], run, here, moved)
+        own.add(query, key[:, used], value[:, used], run, here, None if behind or call.frequencies is None else further)
 
     with torch.inference_mode(), capture(loaded.model, take) as run_until_last_attention:
         for place, window in np.ndenumerate(runs):
             ids = torch.as_tensor(windows[int(window)], dtype=torch.long, device=loaded.model.device)
             run_until_last_attention(input_ids=ids[None], forward=place)
-    options = {"size": size, "near": blocks, "one_document": single, "errors": ERRORS, "seed": seed}
-    found = ((index, layers.pop(index).records(**options)) for index in list(layers))
-    return {(index, head): record for index, records in found for head, record in enumerate(records)}
+    known = {"size": size, "near": blocks, "one_document": single, "errors": ERRORS, "seed": seed}
+    every = ((index, layers.pop(index).records(**known)) for index in list(layers))
+    return {(index, head): record for index, records in every for head, record in enumerate(records)}
 
 
 def with_contexts(heads: list[HeadRecord], found: Records) -> list[HeadRecord]:

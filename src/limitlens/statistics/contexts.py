@@ -136,19 +136,21 @@ def context_record(
     every, centre = outputs(nested), outputs(nested.mean(1))
     mine = np.arange(len(owner)), owner
     rest = outputs((nested.sum(1) - nested[mine]) / (count - 1))
-    others = np.square(every - centre[:, None]).sum(-1) / (1 - 1 / count)  # (m, R, J), as 1/R of the centre is its own
+    about = (every - centre[:, None]) / np.sqrt(1 - 1 / count)  # without the bias of the distances up to n
+    others = np.square(about).sum(-1)  # (m, R, J), as 1/R of the centre is its own
     others[mine] = 0
     others[mine] = others.sum(1) / (count - 1)  # an own context counts as the mean of the others
     own = np.square(every[mine] - rest).sum(-1) - others.mean(1) / (count - 1)  # without the variance of `rest`
     member = (owner == np.arange(count)[:, None]) * (count / len(owner))
-    error, in_use, output = (np.tensordot(member, part, 1) for part in (others, own, np.square(centre).sum(-1)))
+    limit = np.broadcast_to(np.square(centre[:, -1:]).sum(-1), own.shape)  # over the largest n, which is nearest to it
+    error, in_use, output = (np.tensordot(member, part, 1) for part in (others, own, limit))
     scale = np.maximum(output.mean(0), _TINY)
     curve = ErrorCurve(tuple(map(int, counts * size)), error / scale, output / scale, seed=seed)
     pairs = np.stack((in_use, output), 1)
     log, stderr = over_documents(lambda mean: 0.5 * np.log(np.maximum(mean[0], _TINY) / mean[1]), pairs)
     half = 1.96 * student_factor(count - 1) * stderr
     some = counts * QUARTER <= counts[-1]
-    apart = np.square(every[:, :, some] - every[:, :, -1:]).sum(-1).mean((0, 1)) / (1 - counts[some] / counts[-1])
+    apart = np.square(about[:, :, some] - about[:, :, -1:]).sum(-1).mean((0, 1)) / (1 - counts[some] / counts[-1])
     distance = None
     if moved is not None:
         here, there = (part[:, :-1] / part[:, -1:] for part in (sums[:, :, -near:].sum((1, 2)), moved))
