@@ -48,8 +48,9 @@ def probe(
 
 @command("predicting {model}", "layers", runs="probing.predict", shares=TEXT)
 def predict(
-    model: Model, tokens: Tokens = 3072, window: Window = None, sizes: Sizes = "64:4096:7", queries: Queries = 48
-) -> None:
+    model: Model, tokens: Tokens = 3072, window: Window = None, sizes: Sizes = "64:4096:7", queries: Queries = 48,
+    context: Annotated[int | None, Option(help="Also errors of contexts: so many consecutive tokens.")] = None,
+) -> None:  # fmt: skip
     """Predict what `probe` measures (error curve, rate, tokens needed) from a few thousand tokens of text.
 
     It is less accurate on decoders than on encoders (docs/predict.md).

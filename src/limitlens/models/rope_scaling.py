@@ -61,6 +61,15 @@ def scaled_frequencies(theta: Tensor, how: str, factor: float, trained: int) -> 
     return theta * (1 - ramp) + theta / factor * ramp
 
 
+def rotated(query: Tensor, theta: Tensor | None, tokens: int) -> Tensor:
+    """Rotary queries (..., k) at positions `tokens` later, with the frequencies `theta` (r,); unchanged if None."""
+    if theta is None or tokens == 0:
+        return query
+    cos, sin = ((theta.double() * tokens).cos().to(query.dtype), (theta.double() * tokens).sin().to(query.dtype))
+    one, two, rest = query.tensor_split((len(theta), 2 * len(theta)), -1)
+    return torch.cat((one * cos - two * sin, two * cos + one * sin, rest), -1)
+
+
 def rotary_frequencies(model: PreTrainedModel, layer: int) -> Tensor | None:
     """Angles per token (r,) by which a layer rotates the dimensions (i, i + r) of queries and keys; None if unknown.
 

@@ -18,6 +18,7 @@ from limitlens.models.corpora import BUILT_IN, Corpus, open_corpus
 
 SPECIAL = ("auto", "none", "bos")  # special tokens of a window: as in training, none, or only the first token
 FORWARD = 1 << 12  # tokens per forward pass: activations of more tokens would not stay in the CPU caches
+FEWEST_RUNS = 4  # contexts, from whose scatter errors are estimated
 TIMES = 8  # windows read for each window that is drawn at random
 WINDOW = 256  # tokens per window, unless the model has fewer positions
 _ID = np.dtype(np.int32)
@@ -38,6 +39,7 @@ class Windows:
     suffix: tuple[int, ...]  # special tokens at the end of each window
     sha256: str  # digest of the text that was read
     warnings: list[str]  # sentences for the user
+    ends: list[int]  # number of tokens of the text up to the end of each document, or piece of a file, that was read
 
     def __init__(
         self, loaded: LoadedModel, corpus: Corpus,
@@ -59,6 +61,7 @@ class Windows:
         digest = hashlib.sha256()
         wanted = self.count * inner
         written = 0
+        self.ends = []
         for document in corpus.documents():
             digest.update(document.encode())
             ids = _encode(loaded.tokenizer, document)[: wanted - written]
@@ -67,6 +70,7 @@ class Windows:
                 raise InputError(f"{given}; expected the tokenizer that the model was trained with")
             self._file.write(np.asarray(ids, dtype=_ID).tobytes())
             written += len(ids)
+            self.ends.append(written)
             if written == wanted:
                 break
         if fewer:
@@ -141,6 +145,36 @@ def open_some(
         raise InputError(f"{given}; {count:,} were asked for, so ask for fewer or give more text")
     order = np.random.default_rng(np.random.SeedSequence([seed, 0x0BE9])).permutation(windows.count)
     return loaded, windows, next(windows.batches(count, order[:count]))
+
+
+def draw_runs(
+    windows: Windows, length: int, count: int, seed: int, warnings: list[str]
+) -> tuple[NDArray[np.intp], bool]:
+    """Indices (R, length) of consecutive windows at `count` random places, and whether all are of one document.
+
+    Runs of windows inside documents are preferred if there are `FEWEST_RUNS`; `warnings` says what was left out.
+    """
+    inner = windows.length - len(windows.prefix) - len(windows.suffix)
+    starts, ends = np.arange(windows.count - length + 1)[::length], np.asarray(windows.ends)
+    document, last = (
+        np.searchsorted(ends, at * inner - end, side="right") for at, end in ((starts, 0), (starts + length, 1))
+    )
+    inside, n = document == last, length * windows.length
+    if len(starts) < FEWEST_RUNS:
+        given = f"the text holds {len(starts)} contexts of {n:,} tokens"
+        raise InputError(f"{given}; expected at least {FEWEST_RUNS}, so give more text or ask for shorter contexts")
+    kept = np.flatnonzero(inside) if inside.sum() >= FEWEST_RUNS else np.arange(len(starts))
+    joined = f"{int((~inside).sum()):,} of {len(starts):,} contexts of {n:,} tokens join documents"
+    if len(kept) < len(starts):
+        whole = int((np.diff(ends, prepend=0) >= n).sum())
+        warnings.append(f"{joined} and are left out; {whole:,} of {len(ends):,} documents have so many tokens")
+    elif not inside.all():
+        warnings.append(f"{joined}, since too few documents are as long: they are text as it was read")
+    chosen = np.random.default_rng(np.random.SeedSequence([seed, 0xC0E7])).permutation(kept)[:count]
+    single = len(np.unique(document[chosen])) == 1
+    if single:
+        warnings.append("all contexts come from one document: the part of the error between documents is not known")
+    return np.sort(starts[chosen])[:, None] + np.arange(length), single
 
 
 def resolve_source(name: str, made: Mapping[str, Any]) -> str:

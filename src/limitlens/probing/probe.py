@@ -26,6 +26,7 @@ from limitlens.models import LoadedModel, Windows, choose
 from limitlens.models.windows import FORWARD, WINDOW, open_windows
 from limitlens.probing import distributed
 from limitlens.probing.collect import Collector, groups
+from limitlens.probing.contexts import measure_contexts, with_contexts
 from limitlens.probing.diagnostics import Measured, head_records, measure
 from limitlens.probing.options import ProbeOptions
 from limitlens.probing.overview import LayerRecord
@@ -81,7 +82,7 @@ def probe(
     memory : bytes that the process may use (of GPU memory on a GPU); changes the size of batches, not the samples
     ray : "auto" or the HOST:PORT of a Ray cluster whose workers share the windows
     sampling : a sample has random tokens of all windows ("pooled"), random tokens of one window ("document"), or
-        consecutive tokens of one window ("contiguous")
+        consecutive tokens of one window ("contiguous"); the last two add errors of contexts to each head
     precision : of attention on a GPU: "accurate" (about 1e-6), "fast" (1e-3), or "exact" (plain float32, slow)
     options : advanced options (`ProbeOptions`)
 
@@ -345,8 +346,7 @@ class _Work:
     def result(self, begun: float, corpus: str, tokens: int) -> ProbeRun:
         """Measure every layer and return the `ProbeRun`; `begun` is `time.perf_counter()` at the start of the probe."""
         heads: list[HeadRecord] = []
-        layers: list[LayerRecord] = []
-        floor = 0.0
+        layers, floor = list[LayerRecord](), 0.0
         states: dict[str, Tensor] = {"query_places": torch.as_tensor(self.pilot.queries)}
         window, causal = self.windows.length, self.pilot.causal
         unread = 1 - self.assignment.seen / (self.windows.count * len(self.pilot.positions))
@@ -368,8 +368,10 @@ class _Work:
                 layers.append(LayerRecord(layer.index, geometry.tokens, *found))
             floor = max(floor, float(measured.detail.floor.max()))
             states |= _tensors(layer, measured.curves.reference)
-        now = time.perf_counter()
-        self.clock.attention += now - measuring
+        self.clock.attention += (now := time.perf_counter()) - measuring
+        if self.sampling != "pooled":
+            known = {"score_scale": self.score_scale, "seed": self.seed, "warnings": self.warnings}
+            heads = with_contexts(heads, measure_contexts(self.loaded, self.windows, **known))  # type: ignore[arg-type]
         split, kernel = self.split, kernel_words(next(iter(self.pilot.layers.values())).query, self.precision)
         return ProbeRun(
             **self.pilot.source(self.loaded, self.windows), corpus=corpus, tokens=self.assignment.seen,

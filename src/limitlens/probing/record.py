@@ -17,6 +17,7 @@ import numpy as np
 
 from limitlens.errors import Array, check_relative
 from limitlens.record import from_json, to_json
+from limitlens.statistics.contexts import ContextRecord
 from limitlens.statistics.critical_factor import CriticalFactor
 from limitlens.statistics.error_curve import ErrorCurve
 from limitlens.statistics.regimes import Regime
@@ -83,6 +84,7 @@ class HeadRecord:
     regime_reason: str | None = None
     regime_agreement: float | None = None  # share of bootstrap resamples (queries, replicates) that give this regime
     critical: CriticalFactor | None = None
+    contexts: ContextRecord | None = None  # errors over consecutive tokens
     # Error curves without the sink: "mean" and "covariance" of outputs over queries, "hardmax" (argmax for softmax).
     moment_curves: Mapping[str, ErrorCurve] = field(default_factory=dict)
 
@@ -187,6 +189,8 @@ class HeadRecord:
         found["pool_error_share"] = self.curve_without_sink.pool_share if measured else None
         if self.curve.prediction is not None:
             found["pilot_error"] = self.pilot_error
+        if self.contexts is not None:
+            found["autocorrelation_time"] = self.contexts.memory.document()
         for name, curve in self.moment_curves.items():
             found |= error_columns(ERROR_NAMES[name], curve)
             found[f"rate_{name}"] = curve.rate and curve.rate.document()

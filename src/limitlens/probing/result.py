@@ -260,6 +260,10 @@ def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
     if (critical := head["critical"]) is not None:
         row |= {f"critical_{name}": critical[name] for name in ("n", "factor", "growth", "growth_stderr")}
         row |= {"critical_factor_stderr": critical["stderr"]}
+    if (context := head["contexts"]) is not None:
+        row |= {f"context_{name}": context[name][-1] for name in ("n", "error", "in_use")}
+        row |= {"context_worth": (context["worth"] or [np.nan])[-1], "memory": context["memory"]["verdict"]}
+        row |= {"autocorrelation_time": head["autocorrelation_time"]["value"]}
     for suffix, part in (("", head), *((("_without_sink", bare),) if bare else ())):
         row |= {f"{name}{suffix}": value for name, value in _rate_columns(part["rate"], "rate").items()}
         for error, found in part["tokens_for"].items():

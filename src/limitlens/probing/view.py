@@ -14,6 +14,7 @@ from limitlens.probing.overview import count_regimes, rate_skills, slowest, summ
 from limitlens.probing.record import HeadRecord, kept_share, share_of_keys
 from limitlens.report.text import falling, join, plural, short
 from limitlens.report.view import Cell, Section, Table, Text, View, Widget
+from limitlens.statistics.contexts import context_sections
 from limitlens.statistics.regimes import Regime
 from limitlens.statistics.tails import Verdict
 
@@ -57,6 +58,7 @@ def probe_view(run: ProbeRun) -> View:
             Section(
                 "How many tokens does each head need?", budgets, (Widget("budgets"),), "budget-section", only="page"
             ),
+            *context_sections({head.name: head.contexts for head in run.records if head.contexts is not None}),
             _slowest(run),
             *_rates(run),
         ],

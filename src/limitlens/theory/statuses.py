@@ -128,6 +128,22 @@ CLAIMS = {
         "as n → ∞, Gaussian tokens",
         "clt::test_the_bound_of_the_largest_error_holds_for_the_limiting_field",
     ),
+    "dependent.error": Claim(
+        "n⁻² ΣΣ Cov(h_i, h_j) + |bias|²", VERIFIED, "equal weights: AR(1), topics, repeated tokens, n = 30 and 400",
+        "dependent::test_covariances_give_the_error_of_consecutive_tokens", HEURISTIC,
+    ),
+    "dependent.blocks": Claim(
+        "exact law of n tokens, with blocks W_b = Σw, Σwv/W_b as tokens", PROVED, "independent blocks, every n",
+        "dependent::test_blocks_as_units_are_the_exact_law_of_blocks", HEURISTIC,
+    ),
+    "dependent.time": Claim(
+        "σ²τ/n with a plateau of n·Var(n), else long memory", VERIFIED, "16 contexts of 1,600 tokens: AR(1), topics",
+        "dependence::test_ar1_has_a_plateau_and_its_time", HEURISTIC,
+    ),
+    "dependent.documents": Claim(
+        "Cov(first, last quarter) stays as n grows", VERIFIED, "documents as random effects, independent tokens",
+        "dependence::test_the_part_between_documents_survives", HEURISTIC,
+    ),
     "hardmax.asymptotic": Claim(
         "ln(4) σ/(2√(2 ln n))", PROVED, "as n → ∞, tokens N(0, σ²) of mean 0",
         "hardmax::test_laws_against_the_published_measurements",
