@@ -1,7 +1,7 @@
 """Certified reads: a query reads its heavy keys and a sample of the others, as many as a bound on its error needs.
 
-A rule predicts all scores from little memory, reads the first and last keys, and samples every other key j independently
-with probability π_j = min(1, c g_j), where the shares g follow the predicted weights. With w = e^score and Z = Σw,
+A rule predicts all scores from little memory, reads the first and last keys, and samples every other key j with
+probability π_j = min(1, c g_j), where the shares g follow the predicted weights. With w = e^score and Z = Σw,
 
     Γ̂ = Σ_read (w_j/π_j) v_j / Σ_read w_j/π_j,    Cov Γ̂ ≈ Σ (1/π_j − 1) u_j u_jᵀ,    u = w (v − Γ)/Z.
 
@@ -33,7 +33,7 @@ class ReadRule:
     """How a query selects the keys it reads: prediction of the scores, heavy keys, sampled tail and size of the sample.
 
     Sizes: a normal quantile for the "denominator" alone or for the "trace" of the output's covariance, a weighted
-    chi-square ("chi2"), the same with a check after each sample ("checked"), or an empirical Bernstein bound ("proved").
+    chi-square ("chi2"), the same with a check of each sample ("checked"), or an empirical Bernstein bound ("proved").
     """
 
     label: str
@@ -72,8 +72,9 @@ RULES = {
 
 def _grouped(key: Tensor, size: int) -> Tensor:
     """Keys (..., n, k) in groups (..., groups, size, k); the last group is filled with copies of the last key."""
-    short = -key.shape[-2] % size
-    return torch.cat([key, key[..., -1:, :].expand(*key.shape[:-2], short, -1)], -2).unflatten(-2, (-1, size))
+    *front, count, dim = key.shape
+    filled = torch.cat([key, key[..., -1:, :].expand(*front, -count % size, dim)], -2)
+    return filled.reshape(*front, -1, size, dim)
 
 
 def quantised(key: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +83,8 @@ def quantised(key: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     low, high = groups.amin(-2, keepdim=True), groups.amax(-2, keepdim=True)
     step = ((high - low) / (2**bits - 1)).clamp_min(1e-12)
     rounded = ((groups - low) / step).round() * step + low
-    return tuple(part.expand_as(groups).flatten(-3, -2)[..., : key.shape[-2], :] for part in (rounded, step))  # type: ignore[return-value]
+    rounded, step = (part.expand_as(groups).flatten(-3, -2)[..., : key.shape[-2], :] for part in (rounded, step))
+    return rounded, step
 
 
 def predicted_scores(rule: ReadRule, query: Tensor, key: Tensor) -> Tensor:
@@ -198,7 +200,7 @@ class _Sample:
             factor = checked = error_quantile(total, square, delta) / total
             if size == "checked":
                 checked = error_quantile(total, square, delta, variance_degrees(summed, chance)) / total
-        held = trace * torch.as_tensor(checked).to(trace) <= limit
+        held = (norm > 0) & (trace * torch.as_tensor(checked).to(trace) <= limit)
         limit = limit / torch.as_tensor(factor).to(limit)
         low, high = self.level.log(), self.level.log() + 12
         for _ in range(14):
@@ -213,14 +215,14 @@ class _Sample:
     ) -> tuple[Tensor, Tensor]:
         """Whether the error is proved to keep the promise (ε, δ), and twice the level.
 
-        Unread weights are at most `ceiling` (m, n), and |v − Γ| ≤ 2 · `longest`. The levels do not depend on the sample,
-        and each of them has failure probability δ / `STAGES`. Since |Γ| ≥ |Γ̂| − r, r ≤ |Γ̂| ε/(1 + ε) is enough.
+        Unread weights are at most `ceiling` (m, n), and |v − Γ| ≤ 2 · `longest`. Levels do not depend on the sample;
+        each of them has the failure probability δ / `STAGES`. Since |Γ| ≥ |Γ̂| − r, r ≤ |Γ̂| ε/(1 + ε) is enough.
         """
         error, delta = promise
         chance = (self.level[:, None] * share).clamp(1e-30, 1)
         bound = torch.where((share > 0) & (chance < 1), ceiling / chance, 0) * 2 * longest
         terms = (2 * longest * self.weight).square() * (1 / self.chance - 1) / self.chance
         parts = (torch.where(self.valid, terms, 0).sum(-1), bound.square().amax(-1), bound.amax(-1))
-        radius = bernstein_radius(*(part.double().cpu().numpy() for part in parts), delta / STAGES)
-        radius = torch.as_tensor(radius).to(self.mass) / self.mass
-        return radius <= error / (1 + error) * self.output.norm(dim=-1), 2 * self.level
+        variance, largest, longest_term = (part.double().cpu().numpy() for part in parts)
+        radius = torch.as_tensor(bernstein_radius(variance, largest, longest_term, delta / STAGES)).to(self.mass)
+        return radius / self.mass <= error / (1 + error) * self.output.norm(dim=-1), 2 * self.level

@@ -1,6 +1,6 @@
 """Sample sizes for attention from a sample of keys: |Γ̂ − Γ| ≤ ε|Γ| with probability 1 − δ.
 
-With weights w and Z = Σw over all keys, one key moves the output by u = w (v − Γ) / Z. If key j is read with probability
+With weights w and Z = Σw over all keys, one key moves the output by u = w (v − Γ)/Z. If key j is read with probability
 π_j and weighted by 1/π_j, then Γ̂ − Γ ≈ Σ (I_j/π_j − 1) u_j, of covariance C = Σ (1/π_j − 1) u_j u_jᵀ.
 """
 
@@ -39,7 +39,10 @@ def sample_size(influence: ArrayLike, norm: float, error: float, delta: float, p
     check_number("norm", norm, "a positive norm of the output", closed=False)
     covariance = np.atleast_2d(np.cov(u.T))
     squares = float((covariance**2).sum())
-    needed = float(error_quantile(np.trace(covariance), squares, delta, variance_degrees((u**2).sum(1)))) / (error * norm) ** 2
+    needed = (
+        float(error_quantile(np.trace(covariance), squares, delta, variance_degrees((u**2).sum(1))))
+        / (error * norm) ** 2
+    )
     return needed / (1 + needed / population)
 
 
@@ -51,7 +54,7 @@ def variance_degrees(terms: ArrayLike, probabilities: ArrayLike = 0.0) -> Array:
 
 
 def bernstein_radius(variance: ArrayLike, largest: ArrayLike, bound: ArrayLike, delta: float) -> Array:
-    """Radius r with |Σ X_j| ≤ r with probability 1 − δ, for independent vectors X_j of mean 0, |X_j| ≤ `bound` (proved).
+    """Radius r of |Σ X_j| with probability 1 − δ, for independent vectors X_j of mean 0, |X_j| ≤ `bound` (proved).
 
     `variance` is an unbiased estimate of V = ΣE|X_j|², a sum of independent numbers in [0, `largest`], or V itself if
     `largest` is 0. With probability 1 − δ/2, √V ≤ a + √(a² + variance), a² = largest · ln(2/δ)/2 (Chernoff), and then
@@ -61,3 +64,19 @@ def bernstein_radius(variance: ArrayLike, largest: ArrayLike, bound: ArrayLike, 
     root = a + np.sqrt(a**2 + np.asarray(variance, dtype=float))
     linear = np.asarray(bound, dtype=float) * np.log(4 / delta) / 3
     return np.asarray(linear + np.sqrt(linear**2 + 2 * root**2 * np.log(4 / delta)))
+
+
+def priority_reads(
+    tail: ArrayLike, spread: ArrayLike, freedom: ArrayLike, effective: ArrayLike, error: float, delta: float,
+    first: float = 1.0,
+) -> Array:  # fmt: skip
+    """Number of keys sampled by predicted weight for |Γ̂ − Γ| ≤ error · |Γ| with probability 1 − δ (heuristic).
+
+    A tail of weight τ = `tail`, with `spread` = Σ_tail a |v − Γ|² / |Γ|² for attention weights a, needs the level c =
+    q · τ · spread / ε², q the quantile 1 − δ of χ²_f / f, and at least `first`. Keys read for certain reduce it to
+    c / (1 + c/N), N = τ² / Σ_tail a² the `effective` tokens of the tail.
+    """
+    f = np.asarray(freedom, dtype=float)
+    quantile = error_quantile(1.0, 1 / np.maximum(f, 1.0), delta)
+    level = np.maximum(first, quantile * np.asarray(tail) * np.asarray(spread) / error**2)
+    return np.asarray(level / (1 + level / np.maximum(np.asarray(effective, dtype=float), 1e-12)))

@@ -1,0 +1,283 @@
+"""Certified reads (`limitlens.certify`): how many keys a query must read for an output error of at most ε.
+
+For one query after a context, the sampler of every rule draws its keys many times. Coverage is the share of draws with
+
+    |output(read) − output| ≤ ε |output|,    promised with probability 1 − δ for each query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import bdtr
+from scipy.stats import spearmanr
+
+from limitlens.attention.certified import FEWEST, FIRST, RULES, SINKS, WINDOW, predicted_scores, read_keys
+from limitlens.attention.kernels import choose_device
+from limitlens.attention.subset import attend_subset, capped, scores_of
+from limitlens.cache.certify_result import Certification, HeadReads, RuleReads, TaskScores
+from limitlens.cache.cut import QUERIES, cut_windows, window_order
+from limitlens.cache.layers import check_decoder
+from limitlens.cache.reading import read_prompt
+from limitlens.cache.tasks import check_tasks, prompts_of
+from limitlens.cost import check_cost, forward_cost
+from limitlens.errors import Array, InputError, Progress, check_number, check_seed
+from limitlens.models import Captured, LoadedModel, Windows, capture, load
+from limitlens.models.intervene import certified_reads, check_promise
+from limitlens.sampling.checkpoint import Checkpoint
+from limitlens.sampling.streams import generator_for
+from limitlens.statistics.documents import holm, paired_mean
+from limitlens.theory.certificates import priority_reads
+
+DOCUMENTS, DRAWS = 8, 64
+EARLIER = 32  # queries whose attention predicts the scores of a query this many tokens later
+NUMBERS = ("read", "held", "held_rms", "whole")  # of a query: means over draws
+KNOWN = ("tail", "spread", "freedom", "effective_tail", "effective_tokens")  # of a query, from all its keys
+TOLERANCE, LEVEL = 0.01, 0.05  # coverage that may be missing, and the level of the tests of heads
+MIN_CONTEXT = 2 * WINDOW  # shorter contexts have hardly more keys than every query reads
+LIVE = "int4"  # rule of `ll.intervene(model, certify=...)`
+
+Promise = tuple[float, float]
+
+
+def certify(
+    model: str | LoadedModel, corpus: str = "stdlib-docs", *, context: int = 4096, error: float = 0.1,
+    delta: float = 0.1, rules: Sequence[str] | None = None, documents: int = DOCUMENTS, draws: int = DRAWS,
+    heads: float = 0.25, tasks: Sequence[str] = ("text",), special: str = "auto", seed: int = 0, device: str = "auto",
+    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
+) -> Certification:  # fmt: skip
+    """Measure how many keys each query must read for an output error of at most `error` with probability 1 − `delta`.
+
+    Parameters
+    ----------
+    model : an alias, a folder, a GGUF file, a hub id, or a loaded decoder with its language-model head
+    context : tokens before the queries
+    rules : names in `limitlens.attention.certified.RULES`; all by default
+    documents, draws : windows of text, and draws of each query's sample
+    heads : share of the key/value heads measured in each document, at random, one query for each
+    tasks : "text" and recall tasks that the model then answers with certified reads; none if empty
+
+    >>> made = ll.certify(model, text, context=128, documents=2, draws=8, heads=1.0, rules=['int4'], tasks=[])
+    >>> 0 < made.overall['read'] <= 1
+    True
+    """
+    promise = check_promise(error, delta)
+    names = list(RULES) if rules is None else list(rules)
+    if not names or (unknown := [name for name in names if name not in RULES]):
+        given = f"the rule {unknown[0]!r} is unknown" if names else "no rule was given"
+        raise InputError(f"{given}; expected some of {', '.join(RULES)}")
+    check_number("context", context, f"at least {MIN_CONTEXT} tokens, such as 4096", low=MIN_CONTEXT)
+    check_number("documents", documents, "at least 2, for the interval", low=2)
+    check_number("draws", draws, "at least 1", low=1)
+    check_number("heads", heads, "a share above 0 and at most 1", closed=False, below=1 + 1e-9)
+    check_seed(seed)
+    if tasks:
+        check_tasks(tasks)
+    loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=True)
+    check_decoder(loaded)
+    windows = cut_windows(loaded, corpus, special, context)
+    if windows.count < documents:
+        given = f"the corpus {corpus!r} gives {windows.count} windows of {windows.length:,} tokens"
+        raise InputError(f"{given}; {documents} documents were asked for, so give more text or a shorter context")
+    tokens = float(windows.length * documents * (1 + 2 * len(tasks)))
+    check_cost("the certificate", *forward_cost(loaded.model, tokens, windows.length), yes=True)
+    order = window_order(windows, seed)[:documents]
+    options: dict[str, Any] = {"draws": draws, "heads": heads, "seed": seed}
+    jobs = [(promise, name) for name in names]
+    resumable: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint}
+    found = measure_reads(loaded, windows, order, context, jobs, **options, **resumable)
+    return summarise(loaded, windows, order, corpus, context, found, names, promise, tasks, **options)
+
+
+def measure_reads(
+    loaded: LoadedModel, windows: Windows, order: Sequence[int], context: int, jobs: Sequence[tuple[Promise, str]],
+    *, draws: int = DRAWS, heads: float = 1.0, seed: int = 0,
+    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure reads and coverage of jobs ((ε, δ), rule), at one query of each measured head and document.
+
+    Arrays: "reads" (documents, layers, jobs, heads, `NUMBERS`), "shared" (documents, layers, jobs, kv heads) with the
+    share of keys that the heads of one key/value head read together, "known" (documents, layers, heads, `KNOWN`). NaN
+    marks heads that were not measured.
+    """
+
+    stack: Any = loaded.model.base_model
+
+    def document(k: int) -> dict[str, Any]:
+        rows: dict[str, list[Any]] = {"reads": [], "shared": [], "known": [], "layers": []}
+        (ids,) = windows.batches(1, [order[k]])
+
+        def take(call: Captured) -> None:
+            if not call.slides(context):
+                entropy = [seed, int(order[k]), call.layer]
+                parts = _layer_reads(call, context, jobs, draws, heads, entropy)
+                for row, part in zip(rows.values(), (*parts, call.layer), strict=True):
+                    row.append(part)
+
+        with torch.inference_mode(), capture(stack, take) as run_until_last_attention:
+            run_until_last_attention(input_ids=ids.to(loaded.model.device), use_cache=False)
+        if not rows["layers"]:
+            given = f"every layer of {loaded.name} has a sliding window shorter than the context of {context:,} tokens"
+            raise InputError(f"{given}; expected a layer that caches all of it, so use a shorter context")
+        return {name: np.stack(row) for name, row in rows.items()}
+
+    job: dict[str, Any] = {"job": "certify", "weights": loaded.digest, "text": windows.sha256, "windows": list(order)}
+    job |= {"context": context, "jobs": list(jobs), "draws": draws, "heads": heads, "seed": seed}
+    return (checkpoint or Checkpoint()).each(
+        job, len(order), document, tokens=windows.length, fewest=2, progress=progress
+    )
+
+
+def _layer_reads(
+    call: Captured, context: int, jobs: Sequence[tuple[Promise, str]], draws: int, share: float, entropy: list[int]
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Arrays of `measure_reads` for one layer and document."""
+    (count, total), kv_heads = call.query.shape[1:3], call.key.shape[1]
+    groups = count // kv_heads
+    found, known = np.full((len(jobs), count, len(NUMBERS)), np.nan), np.full((count, len(KNOWN)), np.nan)
+    shared = np.full((len(jobs), kv_heads), np.nan)
+    rng, every = np.random.default_rng(entropy), torch.linspace(context, total - 1, QUERIES).long()
+    for kv in range(kv_heads):
+        position, chosen = int(rng.integers(context, total)), rng.random() < share
+        if not chosen:
+            continue
+        key, value = (part[0, kv].float() for part in (call.key, call.value))
+        n, own = position + 1, slice(kv * groups, (kv + 1) * groups)
+        uniform = torch.rand(draws, n, generator=generator_for(*entropy, kv)).to(key.device)  # heads share their draws
+        together = torch.zeros((len(jobs), draws, n), dtype=torch.bool, device=key.device)
+        for head in range(own.start, own.stop):
+            query = call.query[0, head].float() * call.scale
+            sink = None if call.sinks is None else call.sinks[head].float()
+            at = [*every.tolist(), position]
+            seen = torch.ones(len(at), total, dtype=torch.bool, device=key.device)
+            if call.seen() is not None:
+                seen = torch.cat([call.seen(i, i + 1).expand(1, count, 1, total)[0, head] for i in at])  # type: ignore[union-attr]
+            bias = 0.0 if call.bias is None else call.bias.expand(1, count, total, total)[0, head, at]
+            scores = scores_of(query[at], key, call.softcap) + bias
+            _, outputs = attend_subset(scores, value, mask=seen, sinks=sink)
+            rms, full = outputs[:-1].square().sum(-1).mean().sqrt(), outputs[-1]
+            here, visible, values = scores[-1:, :n], seen[-1:, :n], value[:n]
+            rows = tuple(part.expand(draws, n) for part in (here, visible))
+            known[head] = _known(here[0], visible[0], values, full)
+            for j, (promise, name) in enumerate(jobs):
+                rule = RULES[name]
+                if rule.predictor == "earlier":
+                    past = scores_of(query[position - 2 * EARLIER + 1 : position - EARLIER + 1], key[:n], call.softcap)
+                    predicted = past.softmax(-1).mean(0, keepdim=True).clamp_min(1e-12).log()
+                else:
+                    last = here - scores_of(query[position:n], key[:n], call.softcap)  # the bias
+                    predicted = capped(predicted_scores(rule, query[position:n], key[:n]), call.softcap) + last
+                sinks = None if sink is None else sink.expand(draws)
+                predicted = predicted.expand(draws, n)
+                mask, weights = read_keys(rule, rows[0], predicted, values, rows[1], promise, uniform, sinks)
+                _, output = attend_subset(rows[0], values, mask=mask, log_weights=weights, sinks=sinks)
+                wrong, size = (output - full).norm(dim=-1), visible.sum()
+                whole = mask.sum(-1) == size
+                numbers = (mask.sum(-1) / size, whole | (wrong <= promise[0] * full.norm()),
+                           whole | (wrong <= promise[0] * rms), whole)  # fmt: skip
+                found[j, head] = [float(part.float().mean()) for part in numbers]
+                together[j] |= mask
+        shared[:, kv] = (together.sum((-1, -2)) / (draws * visible.sum())).cpu().numpy()
+    return found, shared, known
+
+
+def _known(scores: torch.Tensor, seen: torch.Tensor, value: torch.Tensor, full: torch.Tensor) -> list[float]:
+    """Numbers `KNOWN` of one query: mass and spread of the tail, its degrees of freedom, and effective tokens."""
+    weight = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    tail = weight[SINKS : len(weight) - WINDOW].double()
+    away = (value[SINKS : len(weight) - WINDOW] - full).double()
+    covariance = (away * tail[:, None]).T @ away
+    trace, mass = float(covariance.trace()), float(tail.sum())
+    freedom = trace**2 / max(float(covariance.square().sum()), 1e-300)
+    spread = trace / max(float(full.double().square().sum()), 1e-300)
+    return [mass, spread, freedom, mass**2 / max(float(tail.square().sum()), 1e-300), 1 / float(weight.square().sum())]
+
+
+def summarise(
+    loaded: LoadedModel, windows: Windows, order: Sequence[int], corpus: str, context: int, found: dict[str, Any],
+    rules: Sequence[str], promise: Promise, tasks: Sequence[str], *, draws: int, heads: float, seed: int,
+) -> Certification:  # fmt: skip
+    """Result of the arrays of `measure_reads` whose jobs are `rules` for one promise, with predictions on `tasks`."""
+    reads, shared = found["reads"], found["shared"]
+    layers, dim = found["layers"][0], loaded.model.config.get_text_config().hidden_size
+    dim = getattr(loaded.model.config.get_text_config(), "head_dim", None) or dim // reads.shape[3]
+    rows, tests = {}, {}
+    with np.errstate(invalid="ignore"):
+        for j, name in enumerate(rules):
+            one = dict(zip(NUMBERS, np.moveaxis(reads[:, :, j], -1, 0), strict=True))  # (documents, layers, heads)
+            count = np.isfinite(one["held"]).sum(0)
+            held = np.nansum(one["held"], 0)
+            p = bdtr(np.rint(held * draws), count * draws, 1 - promise[1])[count > 0]
+            tests[name] = np.full(count.shape, np.nan)
+            tests[name][count > 0] = holm(p.tolist())
+            cover = paired_mean(np.array([np.nanmean(part) for part in one["held"]]))
+            selection, rejected = RULES[name].selection_bytes(dim), int((tests[name] < LEVEL).sum())
+            measured = one["held"][np.isfinite(one["held"])]
+            read, together = float(np.nanmean(one["read"])), float(np.nanmean(shared[:, :, j]))
+            ends = np.clip([cover.value - 1.96 * cover.stderr, cover.value + 1.96 * cover.stderr], 0, 1)
+            rows[name] = RuleReads(
+                RULES[name].label, RULES[name].status, read, float(np.nanmedian(one["read"])), read + selection,
+                together + selection, float(measured.mean()), (float(ends[0]), float(ends[1])),
+                tuple(float(part) for part in np.quantile(measured, (0.05, 0.25, 0.5))),
+                float(np.nanmean(one["held_rms"])), float(np.nanmean(one["whole"])), rejected,
+                bool(measured.mean() >= 1 - promise[1] - TOLERANCE and not rejected),
+            )  # fmt: skip
+    keeping = [name for name in rules if rows[name].keeps]
+    best = min(keeping, key=lambda name: rows[name].bytes) if keeping else max(rules, key=lambda name: rows[name].held)
+    chosen = reads[:, :, rules.index(best)]
+    predicted = _predicted_reads(found["known"], context, promise)
+    table = []
+    with np.errstate(invalid="ignore"):
+        for i, head in np.argwhere(np.isfinite(tests[best])):
+            numbers = dict(zip(NUMBERS, np.nanmean(chosen[:, i, head], 0).tolist(), strict=True))
+            expected = float(np.nanmean(predicted[:, i, head]))
+            table.append(
+                HeadReads(int(layers[i]), int(head), p=float(tests[best][i, head]), predicted=expected, **numbers)
+            )
+    live = best if RULES[best].predictor != "earlier" else LIVE
+    return Certification(
+        loaded.name, corpus, context, *promise, len(reads), draws, heads, seed, rows, best, bool(keeping), tuple(table),
+        _link(reads[:, :, rules.index(LIVE if LIVE in rules else best), ..., 0], predicted, found["known"]), live,
+        tuple(_scores(loaded, windows, order[: len(reads)], task, context, promise, live, seed) for task in tasks),
+        interrupted=len(reads) < len(order), warnings=tuple(windows.warnings),
+    )  # fmt: skip
+
+
+def _predicted_reads(known: Array, context: int, promise: Promise) -> Array:
+    """Shares of keys that `priority_reads` predicts from `KNOWN` (..., 5)."""
+    first = max(FEWEST, FIRST * context)
+    tail, spread, freedom, effective, _ = np.moveaxis(known, -1, 0)
+    sampled = priority_reads(tail, spread, freedom, effective, *promise, first)
+    return np.minimum(1.0, (SINKS + WINDOW + sampled) / context)
+
+
+def _link(reads: Array, predicted: Array, known: Array) -> dict[str, float]:
+    """Rank correlation over heads between reads in one half of the documents and numbers from the other half."""
+    half = len(reads) // 2
+    with np.errstate(invalid="ignore"), np.testing.suppress_warnings() as quiet:
+        quiet.filter(RuntimeWarning)
+        measured = np.nanmean(reads[half:], 0).ravel()
+        numbers = {"theory": predicted} | {name: known[..., place] for place, name in enumerate(KNOWN)}
+        pilot = {name: np.nanmean(values[:half], 0).ravel() for name, values in numbers.items()}
+        usable = np.isfinite(measured) & np.isfinite(pilot["theory"])
+        return {name: float(spearmanr(values[usable], measured[usable]).statistic) for name, values in pilot.items()}
+
+
+def _scores(
+    loaded: LoadedModel, windows: Windows, order: Sequence[int], task: str, context: int, promise: Promise, rule: str,
+    seed: int,
+) -> TaskScores:  # fmt: skip
+    """Predictions of the model on one task with certified reads after the context, against those with all keys."""
+    rows = []
+    for row in order:
+        (prompt,) = prompts_of(loaded, windows, row, [task], context, seed + 1)
+        read = read_prompt(loaded, prompt, seed)
+        full, certified = read.full, read.predict(certified_reads(promise, seed, rule))
+        scores, whole = prompt.score(certified, full), prompt.score(full, full)
+        rows.append([scores["kl"], scores["agreement"], scores["accuracy"], whole["accuracy"]])
+    table = np.array(rows)
+    kl = paired_mean(table[:, 0])
+    return TaskScores(task, len(rows), kl.value, kl.stderr, *(float(part) for part in table[:, 1:].mean(0)))
