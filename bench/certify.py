@@ -1,7 +1,7 @@
 """Certified reads of smollm2: keys and bytes read, and how often the promised error held, at two contexts.
 
-`python -m bench certify` takes about 40 minutes on one core. CERTIFY_TEXTS=a.txt,b.txt gives the texts, CERTIFY_CONTEXTS
-the contexts with documents of each text and share of heads, as 4096:10:0.2; the others keep their numbers. Measured
+`python -m bench certify` takes half an hour on one core. CERTIFY_TEXTS=a.txt,b.txt gives the texts, CERTIFY_CONTEXTS the
+contexts with documents of each text and share of heads, as 4096:10:0.2; the others keep their numbers. Measured
 arrays are kept in the folder CERTIFY_RUNS, so that an interrupted run goes on. Other models: CERTIFY_MODEL=qwen.
 """
 
@@ -38,8 +38,9 @@ def measured(loaded: Any, text: str, context: int, documents: int, heads: float)
         windows = cut_windows(loaded, text, "auto", context)
         jobs = [(promise, rule) for promise, rules in PROMISES.items() for rule in rules]
         order = window_order(windows, SEED)[:documents]
-        found = measure_reads(loaded, windows, order, context, jobs, draws=DRAWS, heads=heads, seed=SEED,
-                              progress=lambda done, total: print(f"{path.stem} {done} of {total}", flush=True))  # fmt: skip
+        options: dict[str, Any] = {"draws": DRAWS, "heads": heads, "seed": SEED}
+        options["progress"] = lambda done, total: print(f"{path.stem} {done} of {total}", flush=True)
+        found = measure_reads(loaded, windows, order, context, jobs, **options)
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(path, **found)
     return dict(np.load(path))

@@ -199,7 +199,8 @@ class _Sample:
             total = np.maximum(total, 1e-200)
             factor = checked = error_quantile(total, square, delta) / total
             if size == "checked":
-                checked = error_quantile(total, square, delta, variance_degrees(summed, chance)) / total
+                # Half of δ, because a sample that underestimates its own variance is the one that passes the check.
+                checked = error_quantile(total, square, delta / 2, variance_degrees(summed, chance)) / total
         held = (norm > 0) & (trace * torch.as_tensor(checked).to(trace) <= limit)
         limit = limit / torch.as_tensor(factor).to(limit)
         low, high = self.level.log(), self.level.log() + 12
