@@ -23,6 +23,7 @@ GROUP = 64  # keys that share the scales of a quantised copy
 PAGE = 16  # keys of a page, whose bound comes from their smallest and largest coordinates
 DEFENSIVE = 0.05  # share of the sample that is drawn uniformly, which bounds w/g where a prediction is far too low
 FIRST, FEWEST = 0.01, 48  # expected size of the first sample: a share of the keys, and the fewest
+UNSURE = 8  # sampled keys with π < 1 that a check needs, because the variance of unread keys is estimated from them
 GROWTH = (1.15, 3.0)  # least and largest factor by which a sample grows if its check fails
 STAGES = 8  # samples that a query may check before it reads everything
 MUCH = 0.6  # share of the keys from which on a query reads everything
@@ -159,6 +160,7 @@ class _Sample:
 
     level: Tensor  # (m,): c in π = min(1, c g)
     valid: Tensor  # whether an entry is a sampled key
+    sure: Tensor  # (m,): whether the sample holds all keys, or `UNSURE` of those it might have missed
     share: Tensor  # g
     chance: Tensor  # π
     weight: Tensor
@@ -172,12 +174,14 @@ class _Sample:
         most = int((odds < level[:, None]).sum(-1).max())
         lowest, index = odds.topk(max(most, 1), -1, largest=False)
         valid = lowest < level[:, None]
-        share, weight = share.gather(-1, index), weight.gather(-1, index)
+        every, share, weight = share, share.gather(-1, index), weight.gather(-1, index)
         chance = (level[:, None] * share).clamp(1e-30, 1)
+        missed = ((every > 0) & (level[:, None] * every < 1)).any(-1)
+        sure = ~missed | ((valid & (chance < 1)).sum(-1) >= UNSURE)
         scaled = torch.where(valid, weight / chance, 0)
         mass = known[:, 0] + scaled.sum(-1)
         output = (known[:, 1:] + (scaled[:, None] @ value[index])[:, 0]) / mass[:, None]
-        return cls(level, valid, share, chance, weight, value[index], mass, output)
+        return cls(level, valid, sure, share, chance, weight, value[index], mass, output)
 
     def estimated(self, size: str, promise: tuple[float, float]) -> tuple[Tensor, Tensor]:
         """Whether the estimated error keeps the promise (ε, δ), and the level at which it should."""
@@ -201,7 +205,7 @@ class _Sample:
             if size == "checked":
                 # Half of δ, because a sample that underestimates its own variance is the one that passes the check.
                 checked = error_quantile(total, square, delta / 2, variance_degrees(summed, chance)) / total
-        held = (norm > 0) & (trace * torch.as_tensor(checked).to(trace) <= limit)
+        held = self.sure & (norm > 0) & (trace * torch.as_tensor(checked).to(trace) <= limit)
         limit = limit / torch.as_tensor(factor).to(limit)
         low, high = self.level.log(), self.level.log() + 12
         for _ in range(14):
@@ -209,7 +213,7 @@ class _Sample:
             later = (middle.exp()[:, None] * self.share).clamp(1e-30, 1)
             enough = (base * (1 / later - 1)).sum(-1) <= limit
             low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-        return held, high.exp()
+        return held, torch.where(self.sure | (size != "checked"), high.exp(), GROWTH[1] * self.level)
 
     def proved(
         self, ceiling: Tensor, share: Tensor, longest: float, promise: tuple[float, float]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.special import bdtr
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 from limitlens.attention.certified import FEWEST, FIRST, RULES, SINKS, WINDOW, predicted_scores, read_keys
 from limitlens.attention.kernels import choose_device
@@ -57,7 +57,7 @@ def certify(
     context : tokens before the queries
     rules : names in `limitlens.attention.certified.RULES`; all by default
     documents, draws : windows of text, and draws of each query's sample
-    heads : share of the key/value heads measured in each document, at random, one query for each
+    heads : share of the key/value heads measured in each document, in turn, one query for each
     tasks : "text" and recall tasks that the model then answers with certified reads; none if empty
 
     >>> made = ll.certify(model, text, context=128, documents=2, draws=8, heads=1.0, rules=['int4'], tasks=[])
@@ -112,8 +112,7 @@ def measure_reads(
 
         def take(call: Captured) -> None:
             if not call.slides(context):
-                entropy = [seed, int(order[k]), call.layer]
-                parts = _layer_reads(call, context, jobs, draws, heads, entropy)
+                parts = _layer_reads(call, context, jobs, draws, round(1 / heads), k, [seed, int(order[k]), call.layer])
                 for row, part in zip(rows.values(), (*parts, call.layer), strict=True):
                     row.append(part)
 
@@ -132,17 +131,18 @@ def measure_reads(
 
 
 def _layer_reads(
-    call: Captured, context: int, jobs: Sequence[tuple[Promise, str]], draws: int, share: float, entropy: list[int]
+    call: Captured, context: int, jobs: Sequence[tuple[Promise, str]], draws: int, every: int, turn: int,
+    entropy: list[int],
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Arrays of `measure_reads` for one layer and document."""
     (count, total), kv_heads = call.query.shape[1:3], call.key.shape[1]
     groups = count // kv_heads
     found, known = np.full((len(jobs), count, len(NUMBERS)), np.nan), np.full((count, len(KNOWN)), np.nan)
     shared = np.full((len(jobs), kv_heads), np.nan)
-    rng, every = np.random.default_rng(entropy), torch.linspace(context, total - 1, QUERIES).long()
+    rng, some = np.random.default_rng(entropy), torch.linspace(context, total - 1, QUERIES).tolist()
     for kv in range(kv_heads):
-        position, chosen = int(rng.integers(context, total)), rng.random() < share
-        if not chosen:
+        position = int(rng.integers(context, total))
+        if (call.layer * kv_heads + kv + turn) % every:
             continue
         key, value = (part[0, kv].float() for part in (call.key, call.value))
         n, own = position + 1, slice(kv * groups, (kv + 1) * groups)
@@ -151,7 +151,7 @@ def _layer_reads(
         for head in range(own.start, own.stop):
             query = call.query[0, head].float() * call.scale
             sink = None if call.sinks is None else call.sinks[head].float()
-            at = [*every.tolist(), position]
+            at = [*map(int, some), position]
             seen = torch.ones(len(at), total, dtype=torch.bool, device=key.device)
             if call.seen() is not None:
                 seen = torch.cat([call.seen(i, i + 1).expand(1, count, 1, total)[0, head] for i in at])  # type: ignore[union-attr]
@@ -201,47 +201,45 @@ def summarise(
     rules: Sequence[str], promise: Promise, tasks: Sequence[str], *, draws: int, heads: float, seed: int,
 ) -> Certification:  # fmt: skip
     """Result of the arrays of `measure_reads` whose jobs are `rules` for one promise, with predictions on `tasks`."""
-    reads, shared = found["reads"], found["shared"]
-    layers, dim = found["layers"][0], loaded.model.config.get_text_config().hidden_size
-    dim = getattr(loaded.model.config.get_text_config(), "head_dim", None) or dim // reads.shape[3]
+    reads, config = found["reads"], loaded.model.config.get_text_config()
+    count = np.isfinite(reads[:, :, 0, :, 0]).sum(0)  # queries of each head (layers, heads)
+    if not count.any():
+        raise InputError(f"heads is {heads:g}, and no head was drawn; expected a larger share, such as 0.25")
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rows, tests = {}, {}
-    with np.errstate(invalid="ignore"):
-        for j, name in enumerate(rules):
-            one = dict(zip(NUMBERS, np.moveaxis(reads[:, :, j], -1, 0), strict=True))  # (documents, layers, heads)
-            count = np.isfinite(one["held"]).sum(0)
-            held = np.nansum(one["held"], 0)
-            p = bdtr(np.rint(held * draws), count * draws, 1 - promise[1])[count > 0]
-            tests[name] = np.full(count.shape, np.nan)
-            tests[name][count > 0] = holm(p.tolist())
-            cover = paired_mean(np.array([np.nanmean(part) for part in one["held"]]))
-            selection, rejected = RULES[name].selection_bytes(dim), int((tests[name] < LEVEL).sum())
-            measured = one["held"][np.isfinite(one["held"])]
-            read, together = float(np.nanmean(one["read"])), float(np.nanmean(shared[:, :, j]))
-            ends = np.clip([cover.value - 1.96 * cover.stderr, cover.value + 1.96 * cover.stderr], 0, 1)
-            rows[name] = RuleReads(
-                RULES[name].label, RULES[name].status, read, float(np.nanmedian(one["read"])), read + selection,
-                together + selection, float(measured.mean()), (float(ends[0]), float(ends[1])),
-                tuple(float(part) for part in np.quantile(measured, (0.05, 0.25, 0.5))),
-                float(np.nanmean(one["held_rms"])), float(np.nanmean(one["whole"])), rejected,
-                bool(measured.mean() >= 1 - promise[1] - TOLERANCE and not rejected),
-            )  # fmt: skip
+    for j, name in enumerate(rules):
+        means = _mean(reads[:, :, j])  # (layers, heads, `NUMBERS`)
+        tests[name] = np.full(count.shape, np.nan)
+        p = bdtr(np.rint(np.nan_to_num(means[..., 1]) * count * draws), count * draws, 1 - promise[1])[count > 0]
+        tests[name][count > 0] = holm(p.tolist())
+        rejected = int((tests[name] < LEVEL).sum())
+        measured = reads[:, :, j][np.isfinite(reads[:, :, j, :, 0])]  # (queries, `NUMBERS`)
+        read, held, held_rms, whole = measured.mean(0).tolist()
+        covered = _mean(reads[:, :, j, :, 1].reshape(len(reads), -1).T)  # of each document
+        stderr = paired_mean(covered[np.isfinite(covered)]).stderr
+        low, high = np.clip(held + 1.96 * np.nan_to_num(stderr, nan=1.0) * np.array([-1, 1]), 0, 1).tolist()
+        selection = RULES[name].selection_bytes(dim)
+        rows[name] = RuleReads(
+            RULES[name].label, RULES[name].status, read, float(np.median(measured[:, 0])), read + selection,
+            float(np.nanmean(found["shared"][:, :, j])) + selection, held, (low, high),
+            tuple(np.quantile(measured[:, 1], (0.05, 0.25, 0.5)).tolist()), held_rms, whole, rejected,
+            bool(held >= 1 - promise[1] - TOLERANCE and not rejected),
+        )  # fmt: skip
     keeping = [name for name in rules if rows[name].keeps]
     best = min(keeping, key=lambda name: rows[name].bytes) if keeping else max(rules, key=lambda name: rows[name].held)
-    chosen = reads[:, :, rules.index(best)]
     predicted = _predicted_reads(found["known"], context, promise)
-    table = []
-    with np.errstate(invalid="ignore"):
-        for i, head in np.argwhere(np.isfinite(tests[best])):
-            numbers = dict(zip(NUMBERS, np.nanmean(chosen[:, i, head], 0).tolist(), strict=True))
-            expected = float(np.nanmean(predicted[:, i, head]))
-            table.append(
-                HeadReads(int(layers[i]), int(head), p=float(tests[best][i, head]), predicted=expected, **numbers)
-            )
+    means, expected = _mean(reads[:, :, rules.index(best)]), _mean(predicted)
+    table = tuple(
+        HeadReads(int(found["layers"][0][i]), int(head), p=float(tests[best][i, head]),
+                  predicted=float(expected[i, head]), **dict(zip(NUMBERS, means[i, head].tolist(), strict=True)))
+        for i, head in np.argwhere(count)
+    )  # fmt: skip
     live = best if RULES[best].predictor != "earlier" else LIVE
+    linked = reads[:, :, rules.index(LIVE if LIVE in rules else best), :, 0]
     return Certification(
-        loaded.name, corpus, context, *promise, len(reads), draws, heads, seed, rows, best, bool(keeping), tuple(table),
-        _link(reads[:, :, rules.index(LIVE if LIVE in rules else best), ..., 0], predicted, found["known"]), live,
-        tuple(_scores(loaded, windows, order[: len(reads)], task, context, promise, live, seed) for task in tasks),
+        loaded.name, corpus, context, *promise, len(reads), draws, heads, seed, rows, best, bool(keeping), table,
+        _link(linked, predicted, found["known"]), live,
+        tuple(task_scores(loaded, windows, order[: len(reads)], task, context, promise, live, seed) for task in tasks),
         interrupted=len(reads) < len(order), warnings=tuple(windows.warnings),
     )  # fmt: skip
 
@@ -254,19 +252,27 @@ def _predicted_reads(known: Array, context: int, promise: Promise) -> Array:
     return np.minimum(1.0, (SINKS + WINDOW + sampled) / context)
 
 
-def _link(reads: Array, predicted: Array, known: Array) -> dict[str, float]:
+def _link(reads: Array, predicted: Array, known: Array) -> dict[str, float | None]:
     """Rank correlation over heads between reads in one half of the documents and numbers from the other half."""
     half = len(reads) // 2
-    with np.errstate(invalid="ignore"), np.testing.suppress_warnings() as quiet:
-        quiet.filter(RuntimeWarning)
-        measured = np.nanmean(reads[half:], 0).ravel()
-        numbers = {"theory": predicted} | {name: known[..., place] for place, name in enumerate(KNOWN)}
-        pilot = {name: np.nanmean(values[:half], 0).ravel() for name, values in numbers.items()}
-        usable = np.isfinite(measured) & np.isfinite(pilot["theory"])
-        return {name: float(spearmanr(values[usable], measured[usable]).statistic) for name, values in pilot.items()}
+    numbers = {"theory": predicted} | {name: known[..., place] for place, name in enumerate(KNOWN)}
+    measured, pilot = _mean(reads[half:]), {name: _mean(values[:half]) for name, values in numbers.items()}
+    usable = np.isfinite(measured) & np.isfinite(pilot["theory"])
+    found: dict[str, float | None] = {}
+    for name, values in pilot.items():
+        ranks = np.stack([rankdata(part[usable]) for part in (values, measured)])
+        varied = usable.sum() > 2 and bool((np.ptp(ranks, 1) > 0).all())
+        found[name] = float(np.asarray(np.corrcoef(ranks))[0, 1]) if varied else None
+    return found
 
 
-def _scores(
+def _mean(values: Array) -> Array:
+    """Mean over documents (documents, ...) of the measured heads; NaN if a head was never measured."""
+    count = np.isfinite(values).sum(0)
+    return np.asarray(np.divide(np.nansum(values, 0), count, out=np.full(count.shape, np.nan), where=count > 0))
+
+
+def task_scores(
     loaded: LoadedModel, windows: Windows, order: Sequence[int], task: str, context: int, promise: Promise, rule: str,
     seed: int,
 ) -> TaskScores:  # fmt: skip

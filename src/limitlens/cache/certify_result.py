@@ -78,7 +78,7 @@ class Certification(Result):
     rule: str  # the cheapest rule in bytes that keeps the promise, or that with the best coverage if none does
     kept: bool  # whether a rule keeps the promise
     heads: tuple[HeadReads, ...]  # under that rule
-    link: Mapping[str, float]  # rank correlations over heads of reads with numbers from other documents
+    link: Mapping[str, float | None]  # rank correlations over heads of reads with numbers from other documents
     live: str  # rule of the predictions
     tasks: tuple[TaskScores, ...] = ()
     interrupted: bool = False
