@@ -15,9 +15,9 @@ import torch
 from scipy.special import bdtr
 from scipy.stats import rankdata
 
-from limitlens.attention.certified import FEWEST, FIRST, RULES, SINKS, WINDOW, predicted_scores, read_keys
+from limitlens.attention.certified import FEWEST, FIRST, RULES, SINKS, WINDOW, read_keys
 from limitlens.attention.kernels import choose_device
-from limitlens.attention.subset import attend_subset, capped, scores_of
+from limitlens.attention.subset import attend_subset
 from limitlens.cache.certify_result import Certification, HeadReads, RuleReads, TaskScores
 from limitlens.cache.cut import QUERIES, cut_windows, window_order
 from limitlens.cache.layers import check_decoder
@@ -26,7 +26,7 @@ from limitlens.cache.tasks import check_tasks, prompts_of
 from limitlens.cost import check_cost, forward_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.models import Captured, LoadedModel, Windows, capture, load
-from limitlens.models.intervene import certified_reads, check_promise
+from limitlens.models.intervene import certified_reads, check_promise, head_rows
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
 from limitlens.statistics.documents import holm, paired_mean
@@ -103,7 +103,6 @@ def measure_reads(
     share of keys that the heads of one key/value head read together, "known" (documents, layers, heads, `KNOWN`). NaN
     marks heads that were not measured.
     """
-
     stack: Any = loaded.model.base_model
 
     def document(k: int) -> dict[str, Any]:
@@ -136,51 +135,41 @@ def _layer_reads(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Arrays of `measure_reads` for one layer and document."""
     (count, total), kv_heads = call.query.shape[1:3], call.key.shape[1]
-    groups = count // kv_heads
     found, known = np.full((len(jobs), count, len(NUMBERS)), np.nan), np.full((count, len(KNOWN)), np.nan)
     shared = np.full((len(jobs), kv_heads), np.nan)
-    rng, some = np.random.default_rng(entropy), torch.linspace(context, total - 1, QUERIES).tolist()
+    rng, some = np.random.default_rng(entropy), torch.linspace(context, total - 1, QUERIES).long().tolist()
     for kv in range(kv_heads):
         position = int(rng.integers(context, total))
         if (call.layer * kv_heads + kv + turn) % every:
             continue
-        key, value = (part[0, kv].float() for part in (call.key, call.value))
-        n, own = position + 1, slice(kv * groups, (kv + 1) * groups)
-        uniform = torch.rand(draws, n, generator=generator_for(*entropy, kv)).to(key.device)  # heads share their draws
-        together = torch.zeros((len(jobs), draws, n), dtype=torch.bool, device=key.device)
-        for head in range(own.start, own.stop):
-            query = call.query[0, head].float() * call.scale
-            sink = None if call.sinks is None else call.sinks[head].float()
-            at = [*map(int, some), position]
-            seen = torch.ones(len(at), total, dtype=torch.bool, device=key.device)
-            if call.seen() is not None:
-                seen = torch.cat([call.seen(i, i + 1).expand(1, count, 1, total)[0, head] for i in at])  # type: ignore[union-attr]
-            bias = 0.0 if call.bias is None else call.bias.expand(1, count, total, total)[0, head, at]
-            scores = scores_of(query[at], key, call.softcap) + bias
-            _, outputs = attend_subset(scores, value, mask=seen, sinks=sink)
+        n = position + 1
+        uniform = torch.rand(draws, n, generator=generator_for(*entropy, kv)).to(call.key.device)  # for all its heads
+        together = torch.zeros((len(jobs), draws, n), dtype=torch.bool, device=call.key.device)
+        for head in range(kv * count // kv_heads, (kv + 1) * count // kv_heads):
+            scores, _, value, seen, sinks = head_rows(call, (0, head, [*some, position]), RULES[LIVE])
+            _, outputs = attend_subset(scores, value, mask=seen, sinks=sinks)
             rms, full = outputs[:-1].square().sum(-1).mean().sqrt(), outputs[-1]
-            here, visible, values = scores[-1:, :n], seen[-1:, :n], value[:n]
-            rows = tuple(part.expand(draws, n) for part in (here, visible))
-            known[head] = _known(here[0], visible[0], values, full)
+            scores, seen, value = (part[:n] for part in (scores[-1], seen[-1], value))
+            own, visible = (part.expand(draws, n) for part in (scores, seen))
+            sinks = None if sinks is None else sinks[-1:].expand(draws)
+            known[head] = _known(scores, seen, value, full)
             for j, (promise, name) in enumerate(jobs):
                 rule = RULES[name]
                 if rule.predictor == "earlier":
-                    past = scores_of(query[position - 2 * EARLIER + 1 : position - EARLIER + 1], key[:n], call.softcap)
-                    predicted = past.softmax(-1).mean(0, keepdim=True).clamp_min(1e-12).log()
+                    past = (0, head, slice(position - 2 * EARLIER + 1, position - EARLIER + 1))
+                    attended = head_rows(call, past, RULES[LIVE])[0][:, :n].softmax(-1)
+                    predicted = attended.mean(0).clamp_min(1e-12).log()
                 else:
-                    last = here - scores_of(query[position:n], key[:n], call.softcap)  # the bias
-                    predicted = capped(predicted_scores(rule, query[position:n], key[:n]), call.softcap) + last
-                sinks = None if sink is None else sink.expand(draws)
+                    predicted = head_rows(call, (0, head, [position]), rule)[1][0, :n]
                 predicted = predicted.expand(draws, n)
-                mask, weights = read_keys(rule, rows[0], predicted, values, rows[1], promise, uniform, sinks)
-                _, output = attend_subset(rows[0], values, mask=mask, log_weights=weights, sinks=sinks)
-                wrong, size = (output - full).norm(dim=-1), visible.sum()
-                whole = mask.sum(-1) == size
-                numbers = (mask.sum(-1) / size, whole | (wrong <= promise[0] * full.norm()),
+                mask, weights = read_keys(rule, own, predicted, value, visible, promise, uniform, sinks)
+                _, output = attend_subset(own, value, mask=mask, log_weights=weights, sinks=sinks)
+                wrong, whole = (output - full).norm(dim=-1), mask.sum(-1) == seen.sum()
+                numbers = (mask.sum(-1) / seen.sum(), whole | (wrong <= promise[0] * full.norm()),
                            whole | (wrong <= promise[0] * rms), whole)  # fmt: skip
                 found[j, head] = [float(part.float().mean()) for part in numbers]
                 together[j] |= mask
-        shared[:, kv] = (together.sum((-1, -2)) / (draws * visible.sum())).cpu().numpy()
+        shared[:, kv] = (together.sum((-1, -2)) / (draws * seen.sum())).cpu().numpy()
     return found, shared, known
 
 
@@ -227,7 +216,9 @@ def summarise(
         )  # fmt: skip
     keeping = [name for name in rules if rows[name].keeps]
     best = min(keeping, key=lambda name: rows[name].bytes) if keeping else max(rules, key=lambda name: rows[name].held)
-    predicted = _predicted_reads(found["known"], context, promise)
+    tail, spread, freedom, effective, _ = np.moveaxis(found["known"], -1, 0)
+    sampled = priority_reads(tail, spread, freedom, effective, *promise, max(FEWEST, FIRST * context))
+    predicted = np.minimum(1.0, (SINKS + WINDOW + sampled) / context)
     means, expected = _mean(reads[:, :, rules.index(best)]), _mean(predicted)
     table = tuple(
         HeadReads(int(found["layers"][0][i]), int(head), p=float(tests[best][i, head]),
@@ -242,14 +233,6 @@ def summarise(
         tuple(task_scores(loaded, windows, order[: len(reads)], task, context, promise, live, seed) for task in tasks),
         interrupted=len(reads) < len(order), warnings=tuple(windows.warnings),
     )  # fmt: skip
-
-
-def _predicted_reads(known: Array, context: int, promise: Promise) -> Array:
-    """Shares of keys that `priority_reads` predicts from `KNOWN` (..., 5)."""
-    first = max(FEWEST, FIRST * context)
-    tail, spread, freedom, effective, _ = np.moveaxis(known, -1, 0)
-    sampled = priority_reads(tail, spread, freedom, effective, *promise, first)
-    return np.minimum(1.0, (SINKS + WINDOW + sampled) / context)
 
 
 def _link(reads: Array, predicted: Array, known: Array) -> dict[str, float | None]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from limitlens.arrays import PreTrainedModel, Tensor, torch
-from limitlens.attention.certified import RULES, predicted_scores, read_keys
+from limitlens.attention.certified import RULES, ReadRule, predicted_scores, read_keys
 from limitlens.attention.policies import PolicyInput, Selection, get_policy
 from limitlens.attention.subset import attend_subset, capped
 from limitlens.errors import InputError, as_array, check_number, check_relative
@@ -295,29 +295,33 @@ def certified_reads(
 
     def change(call: Captured) -> Captured:
         batch, heads, length, total = *call.query.shape[:3], call.key.shape[2]
-        groups = heads // call.key.shape[1]
-        seen = call.seen()
         generator = generator_for(seed, call.layer, total, device=call.key.device)
         mask = torch.empty((batch, heads, length, total), dtype=torch.bool, device=call.key.device)
         weights = torch.zeros(mask.shape, device=call.key.device)
         rows = max(1, max_scores // (8 * total))
-        for b, head in np.ndindex(batch, heads):
-            key, value = (part[b, head // groups].float() for part in (call.key, call.value))
-            for start in range(0, length, rows):
-                part = (b, head, slice(start, start + rows))
-                query = call.query[part].float() * call.scale
-                bias = 0 if call.bias is None else call.bias.expand(mask.shape)[part]
-                scores, predicted = (capped(found, call.softcap) + bias
-                                     for found in (query @ key.mT, predicted_scores(chosen, query, key)))  # fmt: skip
-                visible = torch.ones_like(mask[part]) if seen is None else seen.expand(mask.shape)[part]
-                uniform = torch.rand(scores.shape, generator=generator, device=scores.device)
-                sinks = None if call.sinks is None else call.sinks[head].float().expand(len(query))
-                mask[part], weights[part] = read_keys(
-                    chosen, scores, predicted, value, visible, promise, uniform, sinks
-                )
+        for b, head, start in np.ndindex(batch, heads, -(-length // rows)):
+            part = (b, head, slice(start * rows, (start + 1) * rows))
+            scores, predicted, value, seen, sinks = head_rows(call, part, chosen)
+            uniform = torch.rand(scores.shape, generator=generator, device=scores.device)
+            mask[part], weights[part] = read_keys(chosen, scores, predicted, value, seen, promise, uniform, sinks)
         return _with(call, mask, weights)
 
     return change
+
+
+def head_rows(call: Captured, part: Any, rule: ReadRule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Scores, predicted scores, values, visible keys and learned sinks of the queries `part` = (b, head, rows)."""
+    shape = (*call.query.shape[:3], call.key.shape[2])
+    key, value = (one[part[0], part[1] * call.key.shape[1] // shape[1]].float() for one in (call.key, call.value))
+    query = call.query[part].float() * call.scale
+    bias = 0.0 if call.bias is None else call.bias.expand(shape)[part]
+    both = query @ key.mT, predicted_scores(rule, query, key)
+    scores, predicted = (capped(one, call.softcap) + bias for one in both)
+    places = torch.arange(shape[3], device=key.device)
+    seen = places <= (places[-shape[2] :][part[2], None] if call.causal else shape[3])
+    seen = seen.expand(scores.shape) if call.mask is None else call.mask.expand(shape)[part]
+    sinks = None if call.sinks is None else call.sinks[part[1]].float().expand(len(query))
+    return scores, predicted, value, seen, sinks
 
 
 def policy_input(
