@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +65,8 @@ def run() -> dict[str, Any]:
     loaded = load(option("MODEL", "smollm2"), head=True)
     texts = option("TEXTS", "stdlib-docs").split(",")
     rows: dict[str, Any] = {}
-    for part in option("CONTEXTS", "4096:10:0.125,8192:5:0.125").split(","):
+    for part in option("CONTEXTS", "4096:10:0.125,8192:3:0.125").split(","):
         context, documents, heads = int(part.split(":")[0]), int(part.split(":")[1]), float(part.split(":")[2])
-        began = time.perf_counter()
         parts = [measured(loaded, text, context, documents, heads) for text in texts]
         # Halves of the documents, from which reads are predicted and on which they are measured, hold every text.
         mixed = np.argsort(np.concatenate([np.arange(len(part["layers"])) for part in parts]), kind="stable")
@@ -81,10 +79,12 @@ def run() -> dict[str, Any]:
             made = summarise(loaded, windows, [], ",".join(Path(text).stem for text in texts), context, found | own,
                              rules, (error, delta), (), draws=DRAWS, heads=heads, seed=SEED)  # fmt: skip
             name = f"{context}, {error:g}, {delta:g}"
-            rows[name] = made.document() | {"queries": int(np.isfinite(own["reads"][:, :, 0, :, 0]).sum())}
+            rows[name] = {key: value for key, value in made.document().items() if key not in ("heads", "made", "tasks")}
+            rows[name] |= {"queries": int(np.isfinite(own["reads"][:, :, 0, :, 0]).sum()), "heads": len(made.heads)}
+            rows[name]["lowest_held"] = min(head.held for head in made.heads)
+            rows[name]["always_read_everything"] = [(one.layer, one.head) for one in made.heads if one.whole > 0.999]
             own_row = made.rules.get("int4", made.rules[made.rule])
             print(f"{name}: {made.rule}, int4 reads {own_row.read:.3f} and holds {own_row.held:.3f}", flush=True)
-        rows[f"{context}, seconds"] = round(time.perf_counter() - began)
     if option("PROMPTS", "6") != "0":
         rows["tasks"] = predicted(loaded, texts[0])
     kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}

@@ -124,9 +124,8 @@ def measure_reads(
 
     job: dict[str, Any] = {"job": "certify", "weights": loaded.digest, "text": windows.sha256, "windows": list(order)}
     job |= {"context": context, "jobs": list(jobs), "draws": draws, "heads": heads, "seed": seed}
-    return (checkpoint or Checkpoint()).each(
-        job, len(order), document, tokens=windows.length, fewest=2, progress=progress
-    )
+    options: dict[str, Any] = {"tokens": windows.length, "fewest": 2, "progress": progress}
+    return (checkpoint or Checkpoint()).each(job, len(order), document, **options)
 
 
 def _layer_reads(

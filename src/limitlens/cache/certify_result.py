@@ -126,10 +126,7 @@ class Certification(Result):
         drawn = Figure("Coverage against bytes read", Axis("share of bytes read, selection included"),
                        Axis("share of draws within the error"), series, [Guide("promised", y=level)])  # fmt: skip
         places = [(head.layer, head.head) for head in self.heads]
-        names = {"theory": "the formula for reads", "tail": "weight of the tail", "spread": "spread of its values",
-                 "effective_tokens": "effective tokens", "effective_tail": "effective tokens of the tail",
-                 "freedom": "directions of the error"}  # fmt: skip
-        linked = [(names[name], value) for name, value in self.link.items()]
+        linked = [(name.replace("_", " "), value) for name, value in self.link.items()]
         asked = [(one.task, one.documents, Estimate(one.kl, one.kl_stderr), one.agreement, one.accuracy,
                   one.accuracy_full) for one in self.tasks]  # fmt: skip
         heading = ("task", "documents", "KL, nats a token", "agreement", "accuracy", "accuracy with all keys")
