@@ -155,6 +155,25 @@ def check_tail_table() -> None:
     expect(rows.splitlines(), tail_rows(), "the table of tails in docs/theory.md")
 
 
+def certify_rows() -> list[str]:
+    """Rows of the table of certified reads, as bench/results/certify.json gives them."""
+    results = json.loads((ROOT / "bench/results/certify.json").read_text())["rows"]
+    rows = []
+    for name, one in results.items():
+        for rule, found in one["rules"].items() if isinstance(one, dict) else ():
+            numbers = [f"{found[key]:.1%}" for key in ("read", "read_median", "bytes", "bytes_shared")]
+            numbers += [f"{found['held']:.3f}", f"{found['held_quantiles'][0]:.2f}", f"{found['held_rms']:.3f}"]
+            numbers += [f"{found['whole']:.1%}", str(found["rejected"]), "yes" if found["keeps"] else "no"]
+            rows.append(f"| {name} | `{rule}` | {' | '.join(numbers)} |")
+    return rows
+
+
+def check_certify_table() -> None:
+    """The table of measured reads in docs/certify.md."""
+    (rows,) = table((ROOT / "docs/certify.md").read_text(), r"context, ε, δ \| rule")
+    expect(rows.splitlines(), certify_rows(), "the table of reads in docs/certify.md")
+
+
 def check_test_names() -> None:
     """Every test that docs/theory.md names exists."""
     named = set(re.findall(r"`\w+::(test_\w+)`", (ROOT / "docs/theory.md").read_text()))
@@ -163,10 +182,14 @@ def check_test_names() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["certify"]:
+        print("\n".join(certify_rows()))
+        sys.exit()
     if sys.argv[1:] == ["rows"]:
         print("\n".join(claim_rows()))
         sys.exit()
     check_cache_tables()
     check_claims()
     check_tail_table()
+    check_certify_table()
     check_test_names()

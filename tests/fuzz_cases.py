@@ -62,6 +62,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "cache": ("plan", "{model}", "--corpus", "{text}", "--policy", "recent", "--total", "0.5", "--context", "64"),
     "trial": ("trial", "{cache}", "--documents", "2"),
     "generate": ("generate", "{model}", "--plan", "{cache}", "--prompt", "{prompt}", "--max-new-tokens", "2"),
+    "certify": ("certify", "{model}", "--corpus", "{text}", "--context", "128", "--documents", "2", "--draws", "2",
+                "--rules", "int4"),
     "temper": ("temper", "{model}", "--to", "64", "--trained", "32", "--text", "{text}", "--steps", "1",
                "--documents", "2"),
     "depth": ("depth", "{model}", "--corpus", "{text}", "--keys", "4,8", "--documents", "2", "--window", "16"),

@@ -24,8 +24,8 @@ BASE = {"arrays", "cost", "errors", "estimate", "outcome", "record", "results"} 
 # Every dependency that exists. One that is missing here is an error, and so is one that no import uses.
 EDGES = {
     "arrays": "",
-    "attention": "arrays errors measures",
-    "cache": "arrays attention cost errors estimate models probing record report results sampling statistics",
+    "attention": "arrays errors measures theory",
+    "cache": "arrays attention cost errors estimate models probing record report results sampling statistics theory",
     "cli": (
         "attention cache comparison errors experiments interventions loading measures models probing published "
         "record report results sampling"

@@ -73,6 +73,12 @@ def generation() -> Any:
     return ll.generate(language_model(), cache_plan(), prompt(), max_new_tokens=3)
 
 
+def certificate() -> Any:
+    from cache_cases import language_model, text
+
+    return ll.certify(language_model(), text(), context=128, documents=2, draws=4, rules=["int4", "output"])
+
+
 def sparse_designs() -> Any:
     from tiny_models import TINY, tiny_tokenizer
 
@@ -103,6 +109,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "plan": cache_plan,
     "trial": cache_trial,
     "generation": generation,
+    "certificate": certificate,
     "temper": tempered,
     "depth": depth,
     "downstream": downstream,

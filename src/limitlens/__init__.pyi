@@ -4,6 +4,8 @@ from limitlens.attention.head import Head as Head
 from limitlens.attention.head import designed_head as designed_head
 from limitlens.attention.head import limit as limit
 from limitlens.attention.state import State as State
+from limitlens.cache.certify import certify as certify
+from limitlens.cache.certify_result import Certification as Certification
 from limitlens.cache.compression import apply as apply
 from limitlens.cache.generate import generate as generate
 from limitlens.cache.plan import Plan as Plan

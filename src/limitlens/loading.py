@@ -22,6 +22,7 @@ KINDS = {
     "plan": "cache.plan:Plan",
     "trial": "cache.trial_result:Trial",
     "generation": "cache.generate:Generation",
+    "certificate": "cache.certify_result:Certification",
     "temper": "interventions.temper:Temper",
     "depth": "interventions.depth:DepthRun",
     "downstream": "interventions.downstream:Downstream",

@@ -297,6 +297,27 @@ def test_an_intervention_takes_a_loaded_model_and_is_alone() -> None:
     assert_untouched(loaded.model, "sdpa")
 
 
+@pytest.mark.parametrize("name", DECODERS)
+def test_certified_reads_of_a_short_context_read_everything(name: str) -> None:
+    """A context with fewer keys than every query reads; softcaps, learned sinks and sliding windows included."""
+    model, ids = TINY[name].model(), token_ids()
+    before = run(model, ids)
+    with ll.intervene(model, certify=(0.1, 0.1)):
+        torch.testing.assert_close(run(model, ids), before, rtol=1e-3, atol=1e-4)
+    assert_untouched(model, TINY[name].implementation)
+
+
+def test_certified_reads_refuse_a_policy_and_bad_promises() -> None:
+    model = TINY["llama"].model()
+    for options, message in (
+        ({"certify": (0.1, 0.1), "keys": "recent", "count": 2}, "expected certify or a key policy, not both"),
+        ({"certify": (0.0, 0.1)}, "the error is 0; expected a share between 0 and 1"),
+        ({"certify": (0.1, 1.0)}, "delta is 1; expected a probability of a larger error between 0 and 1"),
+    ):
+        with pytest.raises(InputError, match=message), ll.intervene(model, **options):
+            pass
+
+
 def test_a_generating_model_is_intervened_in() -> None:
     config = transformers.LlamaConfig(**GROUPED)
     torch.manual_seed(0)

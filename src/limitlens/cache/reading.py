@@ -14,7 +14,7 @@ from limitlens.attention.policies.expected import LAW
 from limitlens.cache.reconstruction import repeat_attention
 from limitlens.cache.tasks import Prompt
 from limitlens.models import Captured, LoadedModel, capture, intervene
-from limitlens.models.intervene import PolicyHook, kv_shape, policy_input
+from limitlens.models.intervene import Change, PolicyHook, kv_shape, policy_input
 from limitlens.sampling.streams import generator_for
 
 Names = str | Sequence[Sequence[str]]  # one key policy, or one for each [layer][kv_head]
@@ -57,7 +57,7 @@ class ReadPrompt:
         """Number of tokens of the context, after which the cache is cut."""
         return len(self.prompt.context)
 
-    def predict(self, hook: PolicyHook | None = None) -> Tensor:
+    def predict(self, hook: Change | None = None) -> Tensor:
         """Log-probabilities (question + answer, vocabulary) after each token, with the full cache or a cut."""
         model = self.loaded.model
         ids = torch.tensor([self.prompt.question + self.prompt.answer], device=model.device)

@@ -19,7 +19,7 @@ PANELS = {  # headings of `limitlens --help` and the commands under them
         laws.theory, laws.study, laws.hardmax, laws.tails, laws.scaling, laws.schedules, laws.heat_flow,
     ),
     "Models": (models.probe, models.predict, other.compare),
-    "KV cache": (models.plan, models.trial, models.generate),
+    "KV cache": (models.plan, models.trial, models.generate, models.certify),
     "Long context": (models.temper,),
     "Lab": (models.depth, models.downstream, models.designs, models.stability, other.reproduce),
     "Other": (other.report, other.doctor),

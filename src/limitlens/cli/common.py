@@ -205,7 +205,7 @@ def weights_in(text: str | None) -> dict[str, float] | None:
 
 CONVERTED: dict[str, Callable[[Any], Any]] = {
     "tokens": whole_number, "memory": size, "total": share_or_size, "tasks": names_in, "policies": names_in,
-    "weights": weights_in,
+    "rules": names_in, "weights": weights_in,
 }  # fmt: skip
 
 

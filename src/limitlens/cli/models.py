@@ -1,4 +1,4 @@
-"""Commands on real transformers: probe, predict, plan, trial, generate, temper, depth, downstream and others."""
+"""Commands on real transformers: probe, predict, plan, trial, generate, certify, temper and others."""
 
 from typing import Annotated
 
@@ -107,6 +107,27 @@ def generate(
 
     Decoding is greedy, and no chat template is added to the prompt.
     Example: limitlens generate smollm2 --plan runs/plan --prompt notes.txt --max-new-tokens 100
+    """
+
+
+@command("reading documents", "documents", runs="cache.certify", shares=TEXT, kept=True)
+def certify(
+    model: Decoder,
+    context: Annotated[int, Option(help="Tokens before the queries.")] = 4096,
+    error: Annotated[float, Option(help="Largest output error, relative to the output.")] = 0.1,
+    delta: Annotated[float, Option(help="Probability of a larger error that is allowed.")] = 0.1,
+    rules: Annotated[str | None, Option(metavar="A,B,...", help="Rules to compare; all by default.")] = None,
+    documents: Documents = 8,
+    draws: Annotated[int, Option(help="Draws of the sample of each query.")] = 64,
+    heads: Annotated[float, Option(help="Share of the key/value heads measured in each document.")] = 0.25,
+    tasks: Annotated[
+        str, Option(metavar="A,B,...", help="text, needle1, ...; predictions with certified reads.")
+    ] = "text",
+) -> None:
+    """Measure how many keys a query must read for an output error below --error with probability 1 − --delta.
+
+    Prints keys and bytes read, selection included, and how often the error held, for every rule and head.
+    Example: limitlens certify smollm2 --corpus stdlib-docs --context 4096 --error 0.1 --delta 0.1 --out runs/certify
     """
 
 

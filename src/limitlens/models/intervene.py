@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from limitlens.arrays import PreTrainedModel, Tensor, torch
+from limitlens.attention.certified import RULES, ReadRule, predicted_scores, read_keys
 from limitlens.attention.policies import PolicyInput, Selection, get_policy
 from limitlens.attention.subset import attend_subset, capped
-from limitlens.errors import InputError, as_array
+from limitlens.errors import InputError, as_array, check_number, check_relative
 from limitlens.models.catalog import LoadedModel
 from limitlens.models.exponents import read_exponents
 from limitlens.models.relay import Captured, Output, hook_attention
@@ -32,7 +33,7 @@ def intervene(
     model: PreTrainedModel | LoadedModel, *, keys: str | Sequence[Sequence[str]] | Change = "all",
     count: int | Sequence[Sequence[int]] | None = None, cut: int | None = None,
     score_scale: float | Sequence[Sequence[float]] | Callable[[int, Tensor], Tensor] | Any = 1.0,
-    seed: int = 0,
+    certify: tuple[float, float] | None = None, seed: int = 0,
 ) -> Iterator[None]:  # fmt: skip
     """Make forward passes of `model` within the `with` block attend to selected keys only, or with rescaled scores.
 
@@ -50,7 +51,9 @@ def intervene(
         function (layer, positions of the queries) -> tensor broadcastable to (heads, queries), or a file that
         `limitlens temper` wrote, which also sets the rope scaling. Gradients flow through it; under
         `torch.utils.checkpoint` call `backward` within the block.
-    seed : seed of random policies.
+    certify : (ε, δ): each query reads the keys that the rule "int4" of `limitlens certify` selects, so that its output
+        error is at most ε with probability 1 − δ (asymptotic); instead of `keys`.
+    seed : seed of random policies and of certified reads.
 
     >>> ids = model.tokenizer('abcabcabc', return_tensors='pt')['input_ids']
     >>> with ll.intervene(model, keys='recent', count=2):
@@ -69,7 +72,11 @@ def intervene(
         positions = rope_scaled(stack, found.rope_scaling, found.to / found.trained, found.trained)
     if callable(score_scale) or np.ndim(score_scale) or score_scale != 1:
         changes.append(_scaling(score_scale, layers, heads))
-    if callable(keys):
+    if certify is not None and (keys != "all" or count is not None or cut is not None):
+        raise InputError("certify was given with keys, a count or a cut; expected certify or a key policy, not both")
+    if certify is not None:
+        changes.append(certified_reads(check_promise(*certify), seed))
+    elif callable(keys):
         changes.append(keys)
     elif keys != "all":
         changes.append(PolicyHook(keys, count, cut, seed, kv_shape(stack)))
@@ -272,6 +279,49 @@ class PolicyHook:
         weighted = any(part.log_weights is not None for part in parts.values())
         weights = join(lambda part: zero if part.log_weights is None else part.log_weights) if weighted else None
         return Selection(join(lambda part: part.mask), weights)
+
+
+def check_promise(error: float, delta: float) -> tuple[float, float]:
+    """Return the error ε and failure probability δ of certified reads if both lie between 0 and 1."""
+    expected = "a probability of a larger error between 0 and 1, such as 0.1"
+    return check_relative(error), check_number("delta", delta, expected, closed=False, below=1)
+
+
+def certified_reads(
+    promise: tuple[float, float], seed: int, rule: str = "int4", max_scores: int = MAX_SCORES
+) -> Change:
+    """Function on the input of a layer's attention that masks the keys a query does not read, to keep `promise`."""
+    chosen = RULES[rule]
+
+    def change(call: Captured) -> Captured:
+        batch, heads, length, total = *call.query.shape[:3], call.key.shape[2]
+        generator = generator_for(seed, call.layer, total, device=call.key.device)
+        mask = torch.empty((batch, heads, length, total), dtype=torch.bool, device=call.key.device)
+        weights = torch.zeros(mask.shape, device=call.key.device)
+        rows = max(1, max_scores // (8 * total))
+        for b, head, start in np.ndindex(batch, heads, -(-length // rows)):
+            part = (b, head, slice(start * rows, (start + 1) * rows))
+            scores, predicted, value, seen, sinks = head_rows(call, part, chosen)
+            uniform = torch.rand(scores.shape, generator=generator, device=scores.device)
+            mask[part], weights[part] = read_keys(chosen, scores, predicted, value, seen, promise, uniform, sinks)
+        return _with(call, mask, weights)
+
+    return change
+
+
+def head_rows(call: Captured, part: Any, rule: ReadRule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Scores, predicted scores, values, visible keys and learned sinks of the queries `part` = (b, head, rows)."""
+    shape = (*call.query.shape[:3], call.key.shape[2])
+    key, value = (one[part[0], part[1] * call.key.shape[1] // shape[1]].float() for one in (call.key, call.value))
+    query = call.query[part].float() * call.scale
+    bias = 0.0 if call.bias is None else call.bias.expand(shape)[part]
+    both = query @ key.mT, predicted_scores(rule, query, key)
+    scores, predicted = (capped(one, call.softcap) + bias for one in both)
+    places = torch.arange(shape[3], device=key.device)
+    seen = places <= (places[-shape[2] :][part[2], None] if call.causal else shape[3])
+    seen = seen.expand(scores.shape) if call.mask is None else call.mask.expand(shape)[part]
+    sinks = None if call.sinks is None else call.sinks[part[1]].float().expand(len(query))
+    return scores, predicted, value, seen, sinks
 
 
 def policy_input(

@@ -3,6 +3,10 @@ from limitlens.theory._summary import summary as summary
 from limitlens.theory.bounds import TiltCost as TiltCost
 from limitlens.theory.bounds import UniformBound as UniformBound
 from limitlens.theory.bounds import tilt_cost as tilt_cost
+from limitlens.theory.certificates import bernstein_radius as bernstein_radius
+from limitlens.theory.certificates import error_quantile as error_quantile
+from limitlens.theory.certificates import priority_reads as priority_reads
+from limitlens.theory.certificates import sample_size as sample_size
 from limitlens.theory.clt import PlugIn as PlugIn
 from limitlens.theory.clt import Validity as Validity
 from limitlens.theory.clt import asymptotic_covariance as asymptotic_covariance

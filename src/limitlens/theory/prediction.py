@@ -1,4 +1,4 @@
-"""A predicted number with its status (proved, verified, heuristic or drawn), and checks of common arguments."""
+"""A predicted number with its status (proved, verified, ...), and checks of common arguments."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ class Status(Outcome):
     PROVED = "proved", "a theorem of the literature, or a proof in docs/theory.md; most are about n → ∞"
     VERIFIED = "verified", "derived for this project and confirmed by a simulation that runs in its tests"
     HEURISTIC = "heuristic", "a scaling argument with partial support; not a theorem"
+    ASYMPTOTIC = "asymptotic", "a limit theorem for large samples; at a finite size its coverage is only measured"
     DRAWN = ("drawn", "a line the literature draws next to its measurements; not proved, neither the rate nor a bound")
 
 

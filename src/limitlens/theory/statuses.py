@@ -9,6 +9,7 @@ from limitlens.theory.prediction import Prediction, Status
 from limitlens.theory.spectrum import Reach
 
 PROVED, VERIFIED, HEURISTIC, DRAWN = Status.PROVED, Status.VERIFIED, Status.HEURISTIC, Status.DRAWN
+ASYMPTOTIC = Status.ASYMPTOTIC
 SMALL = 1 + 1e-9  # ‖B‖_F up to which simulations in d > 1 confirm the error of the mean (docs/theory.md)
 VERIFIED_CONSTANT = 0.7  # H up to which n·Var has reached its limit at n = 1e5 in d = 1
 CENTRED = 1e-9  # mean tilt up to which tokens count as centred
@@ -177,6 +178,22 @@ CLAIMS = {
     "student": Claim(
         "participation 1, growth n^{1/ν}", VERIFIED, "Student tokens, any t ≠ 0",
         "tails::test_the_largest_weight_of_student_tokens_tends_to_one",
+    ),
+    "certificate.quantile": Claim(
+        "Σλ · F_{1−δ}(f, ν), f = (Σλ)²/Σλ²", ASYMPTOTIC, "large samples; within 8% of Σλχ² for 0.05 ≤ δ ≤ 0.2",
+        "certificates::test_the_quantile_of_other_eigenvalues_is_that_of_a_simulation",
+    ),
+    "certificate.size": Claim(
+        "n₀/(1 + n₀/R), n₀ = quantile/(ε|Γ|)²", ASYMPTOTIC, "uniform samples of a tail of R keys",
+        "certificates::test_a_uniform_sample_of_the_stated_size_keeps_its_promise",
+    ),
+    "certificate.bernstein": Claim(
+        "bL/3 + √((bL/3)² + 2VL), L = ln(4/δ)", PROVED, "every sample size, with a bound b on unread scores",
+        "certificates::test_the_proved_radius_holds_where_the_normal_one_fails",
+    ),
+    "certificate.reads": Claim(
+        "c/(1 + c/N), c = q τ spread/ε²", HEURISTIC, "keys sampled by predicted weight ([certify](certify.md))",
+        "certificates::test_predicted_reads",
     ),
 }  # fmt: skip
 

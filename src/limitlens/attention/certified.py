@@ -1,0 +1,233 @@
+"""Certified reads: a query reads its heavy keys and a sample of the others, as many as a bound on its error needs.
+
+A rule predicts all scores from little memory, reads the first and last keys, and samples every other key j with
+probability π_j = min(1, c g_j), where the shares g follow the predicted weights. With w = e^score and Z = Σw,
+
+    Γ̂ = Σ_read (w_j/π_j) v_j / Σ_read w_j/π_j,    Cov Γ̂ ≈ Σ (1/π_j − 1) u_j u_jᵀ,    u = w (v − Γ)/Z.
+
+Key j has one uniform number U_j and is read once the level c exceeds U_j/g_j, so that larger samples contain smaller
+ones. A sample that its own estimated error does not pass is enlarged. Accurate predictions bound w/g, so that a few
+sampled keys estimate the variance well; uniform samples miss the few keys that make it large.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from limitlens.arrays import Tensor, torch
+from limitlens.theory.certificates import bernstein_radius, error_quantile, variance_degrees
+
+SINKS, WINDOW = 4, 64  # first and last keys, which every query reads; older groups of quantised keys are complete
+GROUP = 64  # keys that share the scales of a quantised copy
+PAGE = 16  # keys of a page, whose bound comes from their smallest and largest coordinates
+DEFENSIVE = 0.05  # share of the sample that is drawn uniformly, which bounds w/g where a prediction is far too low
+FIRST, FEWEST = 0.01, 48  # expected size of the first sample: a share of the keys, and the fewest
+UNSURE = 8  # sampled keys with π < 1 that a check needs, because the variance of unread keys is estimated from them
+GROWTH = (1.15, 3.0)  # least and largest factor by which a sample grows if its check fails
+STAGES = 8  # samples that a query may check before it reads everything
+MUCH = 0.6  # share of the keys from which on a query reads everything
+
+
+@dataclass(frozen=True)
+class ReadRule:
+    """How a query selects the keys it reads: prediction of the scores, heavy keys, sampled tail and size of the sample.
+
+    Sizes: a normal quantile for the "denominator" alone or for the "trace" of the output's covariance, a weighted
+    chi-square ("chi2"), the same with a check of each sample ("checked"), or an empirical Bernstein bound ("proved").
+    """
+
+    label: str
+    predictor: str  # "int4", "int3", "int2" (quantised keys), "pages" (bounds) or "earlier" (queries)
+    size: str = "checked"
+    tail: str = "priority"  # shares g: "priority" by predicted weight, "stratified" (rounded up), "uniform"
+    heavy: float = 0.0  # share of the keys, largest predictions first, that is always read
+
+    @property
+    def status(self) -> str:
+        """Whether the promise is "proved" or "asymptotic", that is, without a bound on unread scores."""
+        return "proved" if self.size == "proved" else "asymptotic"
+
+    def selection_bytes(self, dim: int) -> float:
+        """Bytes read to predict scores, as a share of all keys and values, which have 2 bytes a number (4 · dim)."""
+        if self.predictor == "earlier":
+            return 1 / (2 * dim)  # one number a key
+        if self.predictor == "pages":
+            return 1 / PAGE  # two bounds for each page, the size of one key and value
+        return (int(self.predictor[3:]) / 8 + 4 / GROUP) / 4  # codes, and a scale and an offset for each group
+
+
+RULES = {
+    "denominator": ReadRule("uniform tail, CLT of the denominator", "int4", "denominator", "uniform", 0.02),
+    "output": ReadRule("uniform tail, CLT of the output", "int4", "trace", "uniform", 0.02),
+    "chi2": ReadRule("4-bit keys, no check", "int4", "chi2"),
+    "int4": ReadRule("4-bit keys", "int4"),
+    "int3": ReadRule("3-bit keys", "int3"),
+    "int2": ReadRule("2-bit keys", "int2"),
+    "strata": ReadRule("strata of 4-bit keys", "int4", tail="stratified"),
+    "pages": ReadRule("bounds of pages", "pages"),
+    "earlier": ReadRule("attention of earlier queries", "earlier"),
+    "proved": ReadRule("bounds of 4-bit keys, empirical Bernstein", "int4", "proved"),
+}
+
+
+def _grouped(key: Tensor, size: int) -> Tensor:
+    """Keys (..., n, k) in groups (..., groups, size, k); the last group is filled with copies of the last key."""
+    *front, count, dim = key.shape
+    filled = torch.cat([key, key[..., -1:, :].expand(*front, -count % size, dim)], -2)
+    return filled.reshape(*front, -1, size, dim)
+
+
+def quantised(key: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Keys (..., n, k) rounded to 2^bits levels by channel and group of keys, and the step of each number."""
+    groups = _grouped(key, GROUP)
+    low, high = groups.amin(-2, keepdim=True), groups.amax(-2, keepdim=True)
+    step = ((high - low) / (2**bits - 1)).clamp_min(1e-12)
+    rounded = ((groups - low) / step).round() * step + low
+    rounded, step = (part.expand_as(groups).flatten(-3, -2)[..., : key.shape[-2], :] for part in (rounded, step))
+    return rounded, step
+
+
+def predicted_scores(rule: ReadRule, query: Tensor, key: Tensor) -> Tensor:
+    """Scores (..., m, n) of scaled queries predicted by quantised keys or page bounds; upper bounds if `proved`."""
+    if rule.predictor == "pages":
+        pages = _grouped(key, PAGE)
+        bound = query.clamp_min(0) @ pages.amax(-2).mT + query.clamp_max(0) @ pages.amin(-2).mT
+        return bound.repeat_interleave(PAGE, -1)[..., : key.shape[-2]]
+    copy, step = quantised(key, int(rule.predictor[3:]))
+    scores = query @ copy.mT
+    return scores + query.abs() @ step.mT / 2 if rule.size == "proved" else scores
+
+
+def read_keys(
+    rule: ReadRule, scores: Tensor, predicted: Tensor, value: Tensor, seen: Tensor, promise: tuple[float, float],
+    uniform: Tensor, sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Keys (m, n) that queries read to keep a `promise` (ε, δ) of their output error, and log-weights of these keys.
+
+    Scores, predicted scores, the mask `seen` and uniform numbers are (m, n), values (n, v), learned sinks (m,). A query
+    whose sample would hold more than 60% of its keys, or that fails all checks, reads all keys with weight 1.
+    """
+    never = float("-inf")
+    place = seen.cumsum(-1)
+    count = place[:, -1]
+    fixed = seen & ((place <= SINKS) | (place > count[:, None] - WINDOW))
+    bound = predicted.masked_fill(~seen | fixed, never)
+    if rule.heavy:
+        top = bound.topk(max(1, int(rule.heavy * scores.shape[-1])), -1).indices
+        fixed = (fixed | torch.zeros_like(fixed).scatter(-1, top, True)) & seen
+        bound = bound.masked_fill(fixed, never)
+    tail = seen & ~fixed
+    share = tail / tail.sum(-1, keepdim=True).clamp_min(1)
+    if rule.tail != "uniform":
+        strata = bound.ceil() if rule.tail == "stratified" else bound
+        share = (1 - DEFENSIVE) * torch.softmax(strata, -1).nan_to_num() + DEFENSIVE * share
+    peak = scores.masked_fill(~seen, never).amax(-1, keepdim=True)
+    weight = (scores - peak).exp() * seen
+    exact = weight * fixed
+    mass = exact.sum(-1) + (0 if sinks is None else (sinks - peak[:, 0]).exp())
+    known = torch.cat([mass[:, None], exact @ value], -1)
+    odds = torch.where(tail, uniform / share, torch.inf)
+    level = (FIRST * count).clamp_min(FEWEST).to(scores.dtype)
+    whole = ~tail.any(-1)
+    rows = (~whole).nonzero()[:, 0]
+    once = rule.size not in ("checked", "proved")
+    for _ in range(1 if once else STAGES):
+        if not len(rows):
+            break
+        sample = _Sample.at(level[rows], odds[rows], share[rows], weight[rows], known[rows], value)
+        if rule.size == "proved":
+            ceiling, longest = (bound[rows] - peak[rows]).exp(), float(value.norm(dim=-1).max())
+            held, wanted = sample.proved(ceiling, share[rows], longest, promise)
+        else:
+            held, wanted = sample.estimated(rule.size, promise)
+        least, most = (factor * level[rows] for factor in ((1, float("inf")) if once else GROWTH))
+        level[rows] = torch.where(held, level[rows], wanted.clamp(least, most))
+        rows = rows[~held]
+        much = (level[rows, None] * share[rows]).clamp_max(1).sum(-1) > MUCH * count[rows]
+        whole[rows[much]] = True
+        rows = rows[~much]
+    if not once:
+        whole[rows] = True
+    mask = seen & (whole[:, None] | fixed | (odds < level[:, None]))
+    chance = (level[:, None] * share).clamp_max(1)
+    return mask, torch.where(mask & tail & ~whole[:, None], -chance.log(), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """Sampled keys of some queries (m, b), and the outputs (m, v) estimated from them."""
+
+    level: Tensor  # (m,): c in π = min(1, c g)
+    valid: Tensor  # whether an entry is a sampled key
+    sure: Tensor  # (m,): whether the sample holds all keys, or `UNSURE` of those it might have missed
+    share: Tensor  # g
+    chance: Tensor  # π
+    weight: Tensor
+    value: Tensor  # (m, b, v)
+    mass: Tensor  # (m,): estimate of Z
+    output: Tensor
+
+    @classmethod
+    def at(cls, level: Tensor, odds: Tensor, share: Tensor, weight: Tensor, known: Tensor, value: Tensor) -> Self:
+        """Sample of the keys whose odds U/g are below the level; `known` holds the sums over the fixed keys."""
+        most = int((odds < level[:, None]).sum(-1).max())
+        lowest, index = odds.topk(max(most, 1), -1, largest=False)
+        valid = lowest < level[:, None]
+        every, share, weight = share, share.gather(-1, index), weight.gather(-1, index)
+        chance = (level[:, None] * share).clamp(1e-30, 1)
+        missed = ((every > 0) & (level[:, None] * every < 1)).any(-1)
+        sure = ~missed | ((valid & (chance < 1)).sum(-1) >= UNSURE)
+        scaled = torch.where(valid, weight / chance, 0)
+        mass = known[:, 0] + scaled.sum(-1)
+        output = (known[:, 1:] + (scaled[:, None] @ value[index])[:, 0]) / mass[:, None]
+        return cls(level, valid, sure, share, chance, weight, value[index], mass, output)
+
+    def estimated(self, size: str, promise: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        """Whether the estimated error keeps the promise (ε, δ), and the level at which it should."""
+        error, delta = promise
+        weight = (self.weight / self.mass[:, None])[..., None]
+        influence = weight if size == "denominator" else weight * (self.value - self.output[:, None])
+        base = torch.where(self.valid, influence.square().sum(-1) / self.chance, 0)
+        terms = base * (1 / self.chance - 1)
+        trace = terms.sum(-1)
+        norm = self.output.square().sum(-1)
+        limit = torch.ones_like(norm) if size == "denominator" else (norm - trace).clamp_min(0.1 * norm)
+        limit = error**2 * limit  # |Γ̂|² is larger than |Γ|² by the trace, on average
+        if size in ("denominator", "trace"):
+            factor = checked = error_quantile(1.0, 1.0, delta)
+        else:
+            root = influence * torch.where(self.valid, (1 / self.chance - 1) / self.chance, 0).sqrt()[..., None]
+            parts = (trace, (root.mT @ root).square().sum((-1, -2)), terms, self.chance)
+            total, square, summed, chance = (part.double().cpu().numpy() for part in parts)
+            total = np.maximum(total, 1e-200)
+            factor = checked = error_quantile(total, square, delta) / total
+            if size == "checked":
+                # Half of δ, because a sample that underestimates its own variance is the one that passes the check.
+                checked = error_quantile(total, square, delta / 2, variance_degrees(summed, chance)) / total
+        held = self.sure & (norm > 0) & (trace * torch.as_tensor(checked).to(trace) <= limit)
+        limit = limit / torch.as_tensor(factor).to(limit)
+        low, high = self.level.log(), self.level.log() + 12
+        for _ in range(14):
+            middle = (low + high) / 2
+            later = (middle.exp()[:, None] * self.share).clamp(1e-30, 1)
+            enough = (base * (1 / later - 1)).sum(-1) <= limit
+            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+        return held, torch.where(self.sure | (size != "checked"), high.exp(), GROWTH[1] * self.level)
+
+    def proved(
+        self, ceiling: Tensor, share: Tensor, longest: float, promise: tuple[float, float]
+    ) -> tuple[Tensor, Tensor]:
+        """Whether the error is proved to keep the promise (ε, δ), and twice the level.
+
+        Unread weights are at most `ceiling` (m, n), and |v − Γ| ≤ 2 · `longest`. Levels do not depend on the sample;
+        each of them has the failure probability δ / `STAGES`. Since |Γ| ≥ |Γ̂| − r, r ≤ |Γ̂| ε/(1 + ε) is enough.
+        """
+        error, delta = promise
+        chance = (self.level[:, None] * share).clamp(1e-30, 1)
+        bound = torch.where((share > 0) & (chance < 1), ceiling / chance, 0) * 2 * longest
+        terms = (2 * longest * self.weight).square() * (1 / self.chance - 1) / self.chance
+        parts = (torch.where(self.valid, terms, 0).sum(-1), bound.square().amax(-1), bound.amax(-1))
+        variance, largest, longest_term = (part.double().cpu().numpy() for part in parts)
+        radius = torch.as_tensor(bernstein_radius(variance, largest, longest_term, delta / STAGES)).to(self.mass)
+        return radius / self.mass <= error / (1 + error) * self.output.norm(dim=-1), 2 * self.level

@@ -1,0 +1,271 @@
+"""Certified reads (`limitlens.certify`): how many keys a query must read for an output error of at most ε.
+
+For one query after a context, the sampler of every rule draws its keys many times. Coverage is the share of draws with
+
+    |output(read) − output| ≤ ε |output|,    promised with probability 1 − δ for each query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import bdtr
+from scipy.stats import rankdata
+
+from limitlens.attention.certified import FEWEST, FIRST, RULES, SINKS, WINDOW, read_keys
+from limitlens.attention.kernels import choose_device
+from limitlens.attention.subset import attend_subset
+from limitlens.cache.certify_result import Certification, HeadReads, RuleReads, TaskScores
+from limitlens.cache.cut import QUERIES, cut_windows, window_order
+from limitlens.cache.layers import check_decoder
+from limitlens.cache.reading import read_prompt
+from limitlens.cache.tasks import check_tasks, prompts_of
+from limitlens.cost import check_cost, forward_cost
+from limitlens.errors import Array, InputError, Progress, check_number, check_seed
+from limitlens.models import Captured, LoadedModel, Windows, capture, load
+from limitlens.models.intervene import certified_reads, check_promise, head_rows
+from limitlens.sampling.checkpoint import Checkpoint
+from limitlens.sampling.streams import generator_for
+from limitlens.statistics.documents import holm, paired_mean
+from limitlens.theory.certificates import priority_reads
+
+DOCUMENTS, DRAWS = 8, 64
+EARLIER = 32  # queries whose attention predicts the scores of a query this many tokens later
+NUMBERS = ("read", "held", "held_rms", "whole")  # of a query: means over draws
+KNOWN = ("tail", "spread", "freedom", "effective_tail", "effective_tokens")  # of a query, from all its keys
+TOLERANCE, LEVEL = 0.01, 0.05  # coverage that may be missing, and the level of the tests of heads
+MIN_CONTEXT = 2 * WINDOW  # shorter contexts have hardly more keys than every query reads
+LIVE = "int4"  # rule of `ll.intervene(model, certify=...)`
+
+Promise = tuple[float, float]
+
+
+def certify(
+    model: str | LoadedModel, corpus: str = "stdlib-docs", *, context: int = 4096, error: float = 0.1,
+    delta: float = 0.1, rules: Sequence[str] | None = None, documents: int = DOCUMENTS, draws: int = DRAWS,
+    heads: float = 0.25, tasks: Sequence[str] = ("text",), special: str = "auto", seed: int = 0, device: str = "auto",
+    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
+) -> Certification:  # fmt: skip
+    """Measure how many keys each query must read for an output error of at most `error` with probability 1 − `delta`.
+
+    Parameters
+    ----------
+    model : an alias, a folder, a GGUF file, a hub id, or a loaded decoder with its language-model head
+    context : tokens before the queries
+    rules : names in `limitlens.attention.certified.RULES`; all by default
+    documents, draws : windows of text, and draws of each query's sample
+    heads : share of the key/value heads measured in each document, in turn, one query for each
+    tasks : "text" and recall tasks that the model then answers with certified reads; none if empty
+
+    >>> made = ll.certify(model, text, context=128, documents=2, draws=8, heads=1.0, rules=['int4'], tasks=[])
+    >>> 0 < made.overall['read'] <= 1
+    True
+    """
+    promise = check_promise(error, delta)
+    names = list(RULES) if rules is None else list(rules)
+    if not names or (unknown := [name for name in names if name not in RULES]):
+        given = f"the rule {unknown[0]!r} is unknown" if names else "no rule was given"
+        raise InputError(f"{given}; expected some of {', '.join(RULES)}")
+    check_number("context", context, f"at least {MIN_CONTEXT} tokens, such as 4096", low=MIN_CONTEXT)
+    check_number("documents", documents, "at least 2, for the interval", low=2)
+    check_number("draws", draws, "at least 1", low=1)
+    check_number("heads", heads, "a share above 0 and at most 1", closed=False, below=1 + 1e-9)
+    check_seed(seed)
+    if tasks:
+        check_tasks(tasks)
+    loaded = model if isinstance(model, LoadedModel) else load(model, device=choose_device(device), head=True)
+    check_decoder(loaded)
+    windows = cut_windows(loaded, corpus, special, context)
+    if windows.count < documents:
+        given = f"the corpus {corpus!r} gives {windows.count} windows of {windows.length:,} tokens"
+        raise InputError(f"{given}; {documents} documents were asked for, so give more text or a shorter context")
+    tokens = float(windows.length * documents * (1 + 2 * len(tasks)))
+    check_cost("the certificate", *forward_cost(loaded.model, tokens, windows.length), yes=True)
+    order = window_order(windows, seed)[:documents]
+    options: dict[str, Any] = {"draws": draws, "heads": heads, "seed": seed}
+    jobs = [(promise, name) for name in names]
+    resumable: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint}
+    found = measure_reads(loaded, windows, order, context, jobs, **options, **resumable)
+    return summarise(loaded, windows, order, corpus, context, found, names, promise, tasks, **options)
+
+
+def measure_reads(
+    loaded: LoadedModel, windows: Windows, order: Sequence[int], context: int, jobs: Sequence[tuple[Promise, str]],
+    *, draws: int = DRAWS, heads: float = 1.0, seed: int = 0,
+    progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure reads and coverage of jobs ((ε, δ), rule), at one query of each measured head and document.
+
+    Arrays: "reads" (documents, layers, jobs, heads, `NUMBERS`), "shared" (documents, layers, jobs, kv heads) with the
+    share of keys that the heads of one key/value head read together, "known" (documents, layers, heads, `KNOWN`). NaN
+    marks heads that were not measured.
+    """
+    stack: Any = loaded.model.base_model
+
+    def document(k: int) -> dict[str, Any]:
+        rows: dict[str, list[Any]] = {"reads": [], "shared": [], "known": [], "layers": []}
+        (ids,) = windows.batches(1, [order[k]])
+
+        def take(call: Captured) -> None:
+            if not call.slides(context):
+                parts = _layer_reads(call, context, jobs, draws, round(1 / heads), k, [seed, int(order[k]), call.layer])
+                for row, part in zip(rows.values(), (*parts, call.layer), strict=True):
+                    row.append(part)
+
+        with torch.inference_mode(), capture(stack, take) as run_until_last_attention:
+            run_until_last_attention(input_ids=ids.to(loaded.model.device), use_cache=False)
+        if not rows["layers"]:
+            given = f"every layer of {loaded.name} has a sliding window shorter than the context of {context:,} tokens"
+            raise InputError(f"{given}; expected a layer that caches all of it, so use a shorter context")
+        return {name: np.stack(row) for name, row in rows.items()}
+
+    job: dict[str, Any] = {"job": "certify", "weights": loaded.digest, "text": windows.sha256, "windows": list(order)}
+    job |= {"context": context, "jobs": list(jobs), "draws": draws, "heads": heads, "seed": seed}
+    options: dict[str, Any] = {"tokens": windows.length, "fewest": 2, "progress": progress}
+    return (checkpoint or Checkpoint()).each(job, len(order), document, **options)
+
+
+def _layer_reads(
+    call: Captured, context: int, jobs: Sequence[tuple[Promise, str]], draws: int, every: int, turn: int,
+    entropy: list[int],
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Arrays of `measure_reads` for one layer and document."""
+    (count, total), kv_heads = call.query.shape[1:3], call.key.shape[1]
+    found, known = np.full((len(jobs), count, len(NUMBERS)), np.nan), np.full((count, len(KNOWN)), np.nan)
+    shared = np.full((len(jobs), kv_heads), np.nan)
+    rng, some = np.random.default_rng(entropy), torch.linspace(context, total - 1, QUERIES).long().tolist()
+    for kv in range(kv_heads):
+        position = int(rng.integers(context, total))
+        if (call.layer * kv_heads + kv + turn) % every:
+            continue
+        n = position + 1
+        uniform = torch.rand(draws, n, generator=generator_for(*entropy, kv)).to(call.key.device)  # for all its heads
+        together = torch.zeros((len(jobs), draws, n), dtype=torch.bool, device=call.key.device)
+        for head in range(kv * count // kv_heads, (kv + 1) * count // kv_heads):
+            scores, _, value, seen, sinks = head_rows(call, (0, head, [*some, position]), RULES[LIVE])
+            _, outputs = attend_subset(scores, value, mask=seen, sinks=sinks)
+            rms, full = outputs[:-1].square().sum(-1).mean().sqrt(), outputs[-1]
+            scores, seen, value = (part[:n] for part in (scores[-1], seen[-1], value))
+            own, visible = (part.expand(draws, n) for part in (scores, seen))
+            sinks = None if sinks is None else sinks[-1:].expand(draws)
+            known[head] = _known(scores, seen, value, full)
+            for j, (promise, name) in enumerate(jobs):
+                rule = RULES[name]
+                if rule.predictor == "earlier":
+                    past = (0, head, slice(position - 2 * EARLIER + 1, position - EARLIER + 1))
+                    attended = head_rows(call, past, RULES[LIVE])[0][:, :n].softmax(-1)
+                    predicted = attended.mean(0).clamp_min(1e-12).log()
+                else:
+                    predicted = head_rows(call, (0, head, [position]), rule)[1][0, :n]
+                predicted = predicted.expand(draws, n)
+                mask, weights = read_keys(rule, own, predicted, value, visible, promise, uniform, sinks)
+                _, output = attend_subset(own, value, mask=mask, log_weights=weights, sinks=sinks)
+                wrong, whole = (output - full).norm(dim=-1), mask.sum(-1) == seen.sum()
+                numbers = (mask.sum(-1) / seen.sum(), whole | (wrong <= promise[0] * full.norm()),
+                           whole | (wrong <= promise[0] * rms), whole)  # fmt: skip
+                found[j, head] = [float(part.float().mean()) for part in numbers]
+                together[j] |= mask
+        shared[:, kv] = (together.sum((-1, -2)) / (draws * seen.sum())).cpu().numpy()
+    return found, shared, known
+
+
+def _known(scores: torch.Tensor, seen: torch.Tensor, value: torch.Tensor, full: torch.Tensor) -> list[float]:
+    """Numbers `KNOWN` of one query: mass and spread of the tail, its degrees of freedom, and effective tokens."""
+    weight = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    tail = weight[SINKS : len(weight) - WINDOW].double()
+    away = (value[SINKS : len(weight) - WINDOW] - full).double()
+    covariance = (away * tail[:, None]).T @ away
+    trace, mass = float(covariance.trace()), float(tail.sum())
+    freedom = trace**2 / max(float(covariance.square().sum()), 1e-300)
+    spread = trace / max(float(full.double().square().sum()), 1e-300)
+    return [mass, spread, freedom, mass**2 / max(float(tail.square().sum()), 1e-300), 1 / float(weight.square().sum())]
+
+
+def summarise(
+    loaded: LoadedModel, windows: Windows, order: Sequence[int], corpus: str, context: int, found: dict[str, Any],
+    rules: Sequence[str], promise: Promise, tasks: Sequence[str], *, draws: int, heads: float, seed: int,
+) -> Certification:  # fmt: skip
+    """Result of the arrays of `measure_reads` whose jobs are `rules` for one promise, with predictions on `tasks`."""
+    reads, config = found["reads"], loaded.model.config.get_text_config()
+    count = np.isfinite(reads[:, :, 0, :, 0]).sum(0)  # queries of each head (layers, heads)
+    if not count.any():
+        raise InputError(f"heads is {heads:g}, and no head was drawn; expected a larger share, such as 0.25")
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rows, tests = {}, {}
+    for j, name in enumerate(rules):
+        means = _mean(reads[:, :, j])  # (layers, heads, `NUMBERS`)
+        tests[name] = np.full(count.shape, np.nan)
+        p = bdtr(np.rint(np.nan_to_num(means[..., 1]) * count * draws), count * draws, 1 - promise[1])[count > 0]
+        tests[name][count > 0] = holm(p.tolist())
+        rejected = int((tests[name] < LEVEL).sum())
+        measured = reads[:, :, j][np.isfinite(reads[:, :, j, :, 0])]  # (queries, `NUMBERS`)
+        read, held, held_rms, whole = measured.mean(0).tolist()
+        covered = _mean(reads[:, :, j, :, 1].reshape(len(reads), -1).T)  # of each document
+        stderr = paired_mean(covered[np.isfinite(covered)]).stderr
+        low, high = np.clip(held + 1.96 * np.nan_to_num(stderr, nan=1.0) * np.array([-1, 1]), 0, 1).tolist()
+        selection = RULES[name].selection_bytes(dim)
+        rows[name] = RuleReads(
+            RULES[name].label, RULES[name].status, read, float(np.median(measured[:, 0])), read + selection,
+            float(np.nanmean(found["shared"][:, :, j])) + selection, held, (low, high),
+            tuple(np.quantile(measured[:, 1], (0.05, 0.25, 0.5)).tolist()), held_rms, whole, rejected,
+            bool(held >= 1 - promise[1] - TOLERANCE and not rejected),
+        )  # fmt: skip
+    keeping = [name for name in rules if rows[name].keeps]
+    best = min(keeping, key=lambda name: rows[name].bytes) if keeping else max(rules, key=lambda name: rows[name].held)
+    tail, spread, freedom, effective, _ = np.moveaxis(found["known"], -1, 0)
+    sampled = priority_reads(tail, spread, freedom, effective, *promise, max(FEWEST, FIRST * context))
+    predicted = np.minimum(1.0, (SINKS + WINDOW + sampled) / context)
+    means, expected = _mean(reads[:, :, rules.index(best)]), _mean(predicted)
+    table = tuple(
+        HeadReads(int(found["layers"][0][i]), int(head), p=float(tests[best][i, head]),
+                  predicted=float(expected[i, head]), **dict(zip(NUMBERS, means[i, head].tolist(), strict=True)))
+        for i, head in np.argwhere(count)
+    )  # fmt: skip
+    live = best if RULES[best].predictor != "earlier" else LIVE
+    linked = reads[:, :, rules.index(LIVE if LIVE in rules else best), :, 0]
+    return Certification(
+        loaded.name, corpus, context, *promise, len(reads), draws, heads, seed, rows, best, bool(keeping), table,
+        _link(linked, predicted, found["known"]), live,
+        tuple(task_scores(loaded, windows, order[: len(reads)], task, context, promise, live, seed) for task in tasks),
+        interrupted=len(reads) < len(order), warnings=tuple(windows.warnings),
+    )  # fmt: skip
+
+
+def _link(reads: Array, predicted: Array, known: Array) -> dict[str, float | None]:
+    """Rank correlation over heads between reads in one half of the documents and numbers from the other half."""
+    half = len(reads) // 2
+    numbers = {"theory": predicted} | {name: known[..., place] for place, name in enumerate(KNOWN)}
+    measured, pilot = _mean(reads[half:]), {name: _mean(values[:half]) for name, values in numbers.items()}
+    usable = np.isfinite(measured) & np.isfinite(pilot["theory"])
+    found: dict[str, float | None] = {}
+    for name, values in pilot.items():
+        ranks = np.stack([rankdata(part[usable]) for part in (values, measured)])
+        varied = usable.sum() > 2 and bool((np.ptp(ranks, 1) > 0).all())
+        found[name] = float(np.asarray(np.corrcoef(ranks))[0, 1]) if varied else None
+    return found
+
+
+def _mean(values: Array) -> Array:
+    """Mean over documents (documents, ...) of the measured heads; NaN if a head was never measured."""
+    count = np.isfinite(values).sum(0)
+    return np.asarray(np.divide(np.nansum(values, 0), count, out=np.full(count.shape, np.nan), where=count > 0))
+
+
+def task_scores(
+    loaded: LoadedModel, windows: Windows, order: Sequence[int], task: str, context: int, promise: Promise, rule: str,
+    seed: int,
+) -> TaskScores:  # fmt: skip
+    """Predictions of the model on one task with certified reads after the context, against those with all keys."""
+    rows = []
+    for row in order:
+        (prompt,) = prompts_of(loaded, windows, row, [task], context, seed + 1)
+        read = read_prompt(loaded, prompt, seed)
+        full, certified = read.full, read.predict(certified_reads(promise, seed, rule))
+        scores, whole = prompt.score(certified, full), prompt.score(full, full)
+        rows.append([scores["kl"], scores["agreement"], scores["accuracy"], whole["accuracy"]])
+    table = np.array(rows)
+    kl = paired_mean(table[:, 0])
+    return TaskScores(task, len(rows), kl.value, kl.stderr, *(float(part) for part in table[:, 1:].mean(0)))
