@@ -34,6 +34,10 @@ def sample_size(influence: ArrayLike, norm: float, error: float, delta: float, p
 
     `influence` (m, v) holds R u_j of m sampled keys, u_j = w_j (v_j − Γ) / Z, for a tail of R keys. If the sample is
     drawn without replacement from `population` = R keys, n₀ keys become n₀ / (1 + n₀ / R).
+
+    >>> influence = np.linspace(-1, 1, 101)[:, None]
+    >>> round(theory.sample_size(influence, 1.0, error=0.1, delta=0.1, population=1000), 1)
+    86.3
     """
     u = as_array("influence", influence, ndim=2)
     check_number("norm", norm, "a positive norm of the output", closed=False)
@@ -59,6 +63,9 @@ def bernstein_radius(variance: ArrayLike, largest: ArrayLike, bound: ArrayLike, 
     `variance` is an unbiased estimate of V = ΣE|X_j|², a sum of independent numbers in [0, `largest`], or V itself if
     `largest` is 0. With probability 1 − δ/2, √V ≤ a + √(a² + variance), a² = largest · ln(2/δ)/2 (Chernoff), and then
     r = bL/3 + √((bL/3)² + 2VL), L = ln(4/δ) (Pinelis, 1994).
+
+    >>> theory.bernstein_radius(1.0, largest=0.01, bound=0.1, delta=0.1).round(4).tolist()
+    3.1943
     """
     a = np.sqrt(np.asarray(largest, dtype=float) * np.log(2 / delta) / 2)
     root = a + np.sqrt(a**2 + np.asarray(variance, dtype=float))
@@ -75,6 +82,9 @@ def priority_reads(
     A tail of weight τ = `tail`, with `spread` = Σ_tail a |v − Γ|² / |Γ|² for attention weights a, needs the level c =
     q · τ · spread / ε², q the quantile 1 − δ of χ²_f / f, and at least `first`. Keys read for certain reduce it to
     c / (1 + c/N), N = τ² / Σ_tail a² the `effective` tokens of the tail.
+
+    >>> theory.priority_reads(0.5, spread=1.0, freedom=1.0, effective=100.0, error=0.1, delta=0.1).round(1).tolist()
+    57.5
     """
     f = np.asarray(freedom, dtype=float)
     quantile = error_quantile(1.0, 1 / np.maximum(f, 1.0), delta)
