@@ -34,8 +34,10 @@ from bench.peaks import REPORT
 from bench.timing import taken
 from limitlens.attention.kernels import state_of
 from limitlens.attention.state import State
-from limitlens.report.paper import BLUE, GREY, figure_style
+from limitlens.report.paper import PALETTE, figure_style
 from limitlens.results import save_figure
+
+BLUE, GREY = PALETTE["blue"], PALETTE["grey"]
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 CASE = {"cpu": (1024, 16_384), "cuda": (16_384, 65_536)}  # queries and tokens

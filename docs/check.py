@@ -43,7 +43,7 @@ def expect(found: Any, expected: Any, where: str) -> None:
 
 
 def check_cache_tables() -> None:
-    """Every cell of the tables of docs/results/cache.md and of the README's table."""
+    """Every cell of the tables of docs/results/cache.md."""
     text = (ROOT / "docs/results/cache.md").read_text()
     files = {n: json.loads((ROOT / f"bench/results/cache-{n}.json").read_text()) for n in (1024, 4096)}
     trials = {(n, round(100 * trial["share"]), trial["corpus"]): trial for n in files for trial in files[n]["trials"]}
@@ -77,9 +77,6 @@ def check_cache_tables() -> None:
         plans = [files[n]["plans"][f"error {error}"] for n in files for error in ("0.05", "0.1", "0.2")]
         shares = [f"{one['share']:.1%}" for plan in plans for one in plan if one["choice"] == OLD.get(policy, policy)]
         expect(re.findall(r"\d+\.\d%", row), shares, row)
-    quoted = re.findall(CELL, (ROOT / "README.md").read_text())
-    quarter = [rows for share, _, rows in tables if share == "25"]
-    expect([number in quarter[i % 4 // 2] for i, number in enumerate(quoted)], [True] * 12, "the README's table")
 
 
 def claim_rows() -> list[str]:
@@ -174,6 +171,50 @@ def check_certify_table() -> None:
     expect(rows.splitlines(), certify_rows(), "the table of reads in docs/certify.md")
 
 
+RECALL = {
+    "full": "whole cache",
+    "reconstruction:both": "plan for text and recall, `reconstruction`",
+    "reconstruction:text": "plan for text (directional costs), `reconstruction`",
+    "reconstruction:fisher": "plan for text (Fisher), `reconstruction`",
+    "kvzip": "`kvzip`: one threshold for all heads",
+    "expected:both": "plan for text and recall, `expected` (no second pass)",
+    "expected:text": "plan for text (directional costs), `expected`",
+    "expected:fisher": "plan for text (Fisher), `expected`",
+    "duo": "`duo`: whole heads and windows",
+    "adakv": "`adakv`: `snapkv` scores shared in the layer",
+    "reconstruction, uniform": "`reconstruction`, equal budgets",
+    "expected, uniform": "`expected`, equal budgets",
+    "snapkv, uniform": "`snapkv`, equal budgets",
+    "streaming, uniform": "`streaming`, equal budgets",
+    "knorm, uniform": "`knorm`, equal budgets",
+}
+
+
+def recall_rows(name: str) -> list[str]:
+    """Rows of a table of docs/results/recall.md from bench/results/NAME.json: KL on text, accuracy and KL of recall."""
+    tasks = json.loads((ROOT / f"bench/results/{name}.json").read_text())["tasks"]
+    methods = tasks["text"]["methods"]
+    rows = []
+    for key, label in [*RECALL.items(), *((key, f"{key} (its own code)") for key in methods if "Press" in key)]:
+        if key not in methods:
+            continue
+        cells = [f"{methods[key]['kl'][0]:.4f} ± {methods[key]['kl'][1]:.4f}"]
+        for task in ("needle1", "needle8"):
+            found = tasks[task]["methods"].get(key)
+            cells.append("–" if found is None else f"{found['accuracy'][0]:.2f} ± {found['accuracy'][1]:.2f} "
+                         f"({found['kl'][0]:.3f} ± {found['kl'][1]:.3f})")  # fmt: skip
+        rows.append(f"| {label} | {' | '.join(cells)} |")
+    return rows
+
+
+def check_recall_tables() -> None:
+    """The tables of docs/results/recall.md, one for each share of the cache."""
+    text = (ROOT / "docs/results/recall.md").read_text()
+    for name, share in (("recall", "25"), ("recall-0.5", "50"), ("recall-0.125", "12.5")):
+        (rows,) = table(text, rf"{re.escape(share)}% of 512 tokens ")
+        expect(rows.splitlines(), recall_rows(name), f"the table of {share}% in docs/results/recall.md")
+
+
 def check_test_names() -> None:
     """Every test that docs/theory.md names exists."""
     named = set(re.findall(r"`\w+::(test_\w+)`", (ROOT / "docs/theory.md").read_text()))
@@ -185,11 +226,12 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["certify"]:
         print("\n".join(certify_rows()))
         sys.exit()
-    if sys.argv[1:] == ["rows"]:
-        print("\n".join(claim_rows()))
+    if sys.argv[1:2] == ["rows"]:
+        print("\n".join(recall_rows(sys.argv[2]) if sys.argv[2:] else claim_rows()))
         sys.exit()
     check_cache_tables()
     check_claims()
     check_tail_table()
+    check_recall_tables()
     check_certify_table()
     check_test_names()

@@ -1,10 +1,11 @@
-"""Draw the figures of docs/ideas.md and docs/gallery.md: `python -m validation.figures [NAME ...]`.
+"""Draw the figures of docs/ideas.md, docs/gallery.md and docs/results/recall.md: `python -m validation.figures [NAME]`.
 
 Each figure of the gallery comes from the command that the page shows with it: its run folder is loaded and drawn.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -16,10 +17,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import limitlens as ll
-from limitlens.report.paper import BLUE, GREEN, GREY, ORANGE, RED, figure_style
+from limitlens.report.paper import PALETTE, figure_style
 from limitlens.results import save_figure
 
 DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS.parent / "bench" / "results"
+BLUE, GREEN, GREY, ORANGE, RED = (PALETTE[name] for name in ("blue", "green", "grey", "orange", "red"))
 ENTRY = re.compile(r"```bash\n(limitlens [^\n]*--out runs/(\S+)[^\n]*)\n```\n\n!\[[^\]]*\]\(figures/(\S+)\.png\)")
 
 
@@ -119,7 +122,36 @@ def control() -> Figure:
     return figure
 
 
-IDEAS = {"idea-limit": limit, "idea-merge": merge, "idea-cells": cells, "idea-control": control}
+def recall() -> Figure:
+    """Recall of one planted number, and KL on text, against the share of the cache, from bench/results/recall*.json."""
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("recall*.json"))]
+    found.sort(key=lambda one: float(one["options"]["SHARE"]))
+    shares = [100 * float(one["options"]["SHARE"]) for one in found]
+    rows = [("reconstruction:text", RED, "limitlens plan"), ("kvzip", BLUE, "KVzip's rule")]
+    rows += [("adakv", ORANGE, "AdaKV's rule, SnapKV's scores"), ("streaming, uniform", GREY, "StreamingLLM's rule")]
+    figure = Figure(figsize=(7.6, 3.2), layout="constrained")
+    for axes, task, number, label in zip(
+        figure.subplots(1, 2), ("needle1", "text"), ("accuracy", "kl"),
+        ("share of planted numbers found", "KL on text, nats a token"), strict=True,
+    ):  # fmt: skip
+        for row, colour, name in rows:
+            values = np.array([one["tasks"][task]["methods"][row][number] for one in found])
+            axes.errorbar(shares, values[:, 0], values[:, 1], fmt="o-", color=colour, label=name, linewidth=1)
+        axes.set(xscale="log", xlabel="share of the KV cache, %", ylabel=label)
+        axes.set_xticks(shares, [f"{share:g}" for share in shares])
+        axes.minorticks_off()
+        if number == "accuracy":
+            full = found[0]["tasks"][task]["methods"]["full"][number][0]
+            axes.axhline(full, color=GREEN, linestyle="--", linewidth=0.8, label="whole cache")
+            axes.set_ylim(0, 1.02)
+            legend = axes.get_legend_handles_labels()
+        else:
+            axes.set_yscale("log")
+            axes.legend(*legend, loc="lower left", fontsize=7)
+    return figure
+
+
+IDEAS = {"recall": recall, "idea-limit": limit, "idea-merge": merge, "idea-cells": cells, "idea-control": control}
 
 
 def main(wanted: list[str]) -> None:
