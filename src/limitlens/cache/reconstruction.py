@@ -20,7 +20,7 @@ from limitlens.models.intervene import kv_shape
 CHUNK = 2048  # tokens of the context that one forward pass repeats
 SINKS = 4  # first tokens, which take part in every softmax
 LEAD = 8  # tokens before a later chunk, which the prompt quotes
-ROWS = 256  # queries whose scores are held in memory at once
+ROWS = 64  # queries whose scores are held in memory at once: few enough for the processor's caches
 FIRST = "\n\nRepeat the text above word for word."
 LATER = "\n\nRepeat the text above word for word, beginning after:"
 
@@ -67,21 +67,25 @@ def read_twice(loaded: LoadedModel, ids: Tensor) -> list[Tensor]:
 def _largest_weights(call: Captured, start: int, stop: int) -> Tensor:
     """Largest weights (kv_heads, stop − start) of the keys `start` to `stop` over all queries of a layer's attention.
 
-    The softmax is over the first tokens before `start`, these keys, and the keys of the queries themselves.
+    The softmax is over the first tokens before `start`, these keys, and the keys of the queries themselves. Logarithms
+    of weights are compared, so that one exponential a key is left to compute.
     """
     query, key = call.query[0].float() * call.scale, call.key[0].float()
     length = query.shape[1]
     sinks = min(SINKS, start)
-    key = torch.cat([key[:, :sinks], key[:, start:stop], key[:, -length:]], 1)[:, None]
+    lead = sinks + stop - start  # keys that every query sees
+    key = torch.cat([key[:, :sinks], key[:, start:stop], key[:, -length:]], 1)
     query = query.view(key.shape[0], -1, *query.shape[1:])  # (kv_heads, g, m, k)
-    own = torch.arange(length, device=key.device)
-    best = key.new_zeros(key.shape[0], stop - start)
+    best = key.new_full((key.shape[0], stop - start), float("-inf"))
     for row in range(0, length, ROWS):
-        scores = scores_of(query[:, :, row : row + ROWS], key, call.softcap)
-        scores[..., -length:].masked_fill_(own > own[row : row + ROWS, None], float("-inf"))
+        rows = query[:, :, row : row + ROWS]
+        end = row + rows.shape[2]
+        scores = scores_of(rows.flatten(1, 2), key[:, : lead + end], call.softcap)
+        scores = scores.view(*rows.shape[:3], -1)
+        later = torch.ones(end - row, end - row, dtype=torch.bool, device=key.device).triu(1)
+        scores[..., lead + row :].masked_fill_(later, float("-inf"))
         total = scores.logsumexp(-1, keepdim=True)
         if call.sinks is not None:
             total = torch.logaddexp(total, call.sinks.float().view(key.shape[0], -1, 1, 1))
-        weights = torch.exp(scores[..., sinks : sinks + stop - start] - total)
-        best = torch.maximum(best, weights.amax((1, 2)))
-    return best
+        best = torch.maximum(best, (scores[..., sinks:lead] - total).amax((1, 2)))
+    return best.exp()
