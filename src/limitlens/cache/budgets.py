@@ -173,7 +173,7 @@ def fisher_costs(loaded: LoadedModel, windows: Windows, indices: Sequence[int], 
 
         with torch.enable_grad(), hook_attention(model, watch):
             logits = model(input_ids=ids[:, context:], past_key_values=cache).logits[0]
-        log_p = logits.log_softmax(-1)
+        log_p = logits.float().log_softmax(-1)
         sampled = torch.multinomial(log_p.detach().exp().cpu(), SAMPLES, replacement=True, generator=generator)
         for sample in sampled.T.to(model.device):
             likelihood = log_p.gather(-1, sample[:, None]).sum()
