@@ -71,6 +71,8 @@ def test_a_file_of_any_size_is_read_completely(tmp_path: Path) -> None:
     assert "".join(pieces) == text
     assert len(pieces) > 3
     assert all(piece.endswith("\n") for piece in pieces[:-1])
+    path.write_text(f"{text}\n", "utf-8")
+    assert list(open_corpus(str(path), 1 << 24).documents()) == [f"{text}\n"]
     path.write_text(text.replace("\n", " "), "utf-8")
     assert "".join(open_corpus(str(path)).documents()) == text.replace("\n", " ")
 

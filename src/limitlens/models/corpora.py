@@ -8,12 +8,13 @@ import re
 import sysconfig
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from limitlens.errors import InputError
 
-_BLOCK = 1 << 16
+PIECE = 1 << 16  # bytes of a file that are read at once, as one document
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(:[\w.-]{1,96})?")
 # Folders left out of stdlib-code: other packages, tests, and the documentation, which is stdlib-docs.
 _NOT_CODE = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "__pycache__"})
@@ -37,19 +38,19 @@ class Corpus:
             raise InputError(f"the corpus {self.name!r} holds no text; give a text file, or a folder with some")
 
 
-def open_corpus(name: str) -> Corpus:
+def open_corpus(name: str, piece: int = PIECE) -> Corpus:
     """Open a corpus by name: built in (`BUILT_IN`), a text file, a folder of text files, or a Hugging Face dataset.
 
-    A dataset (owner/name or owner/name:configuration) gives the column "text" of its training split. It needs the
-    package `datasets` and a network. An unknown name raises an `InputError` here, an empty or unreadable text when it
-    is read.
+    A file longer than `piece` bytes is read in pieces, so that memory stays bounded. A dataset (owner/name or
+    owner/name:configuration) gives the column "text" of its training split. It needs the package `datasets` and a
+    network. An unknown name raises an `InputError` here, an empty or unreadable text when it is read.
     """
     if name in BUILT_IN:
-        return Corpus(name, BUILT_IN[name])
+        return Corpus(name, partial(BUILT_IN[name], piece))
     if os.path.isdir(name):
-        return Corpus(name, lambda: _read_folder(Path(name), _is_text))
+        return Corpus(name, lambda: _read_folder(Path(name), _is_text, piece))
     if os.path.isfile(name):
-        return Corpus(name, lambda: _read_file(Path(name)))
+        return Corpus(name, lambda: _read_file(Path(name), piece))
     built_in = ", ".join(BUILT_IN)
     given = f"the corpus {name!r} is not known: it is no file or folder here"
     if not _HUB_ID.fullmatch(name):
@@ -59,31 +60,31 @@ def open_corpus(name: str) -> Corpus:
     return Corpus(name, lambda: _read_dataset(name))
 
 
-def _read_docs() -> Iterator[str]:
+def _read_docs(_: int) -> Iterator[str]:
     from pydoc_data.topics import topics
 
     yield from (topics[name] for name in sorted(topics))
 
 
-def _read_code() -> Iterator[str]:
-    return _read_folder(Path(sysconfig.get_path("stdlib")), lambda path: path.suffix == ".py", _NOT_CODE)
+def _read_code(piece: int) -> Iterator[str]:
+    return _read_folder(Path(sysconfig.get_path("stdlib")), lambda path: path.suffix == ".py", piece, _NOT_CODE)
 
 
-BUILT_IN: dict[str, Callable[[], Iterator[str]]] = {"stdlib-docs": _read_docs, "stdlib-code": _read_code}
+BUILT_IN: dict[str, Callable[[int], Iterator[str]]] = {"stdlib-docs": _read_docs, "stdlib-code": _read_code}
 
 
-def _read_folder(folder: Path, wanted: Callable[[Path], bool], skip: Collection[str] = ()) -> Iterator[str]:
+def _read_folder(folder: Path, wanted: Callable[[Path], bool], piece: int, skip: Collection[str] = ()) -> Iterator[str]:
     """Yield the text of visible files under a folder for which `wanted(path)` is true, in the order of paths."""
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
         for path in (Path(root, name) for name in sorted(files) if not name.startswith(".")):
             if path.is_file() and wanted(path):
-                yield from _read_file(path)
+                yield from _read_file(path, piece)
 
 
 def _is_text(path: Path) -> bool:
     with path.open("rb") as file:
-        block = file.read(_BLOCK)
+        block = file.read(PIECE)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(block)
     except UnicodeDecodeError:
@@ -91,13 +92,13 @@ def _is_text(path: Path) -> bool:
     return b"\0" not in block
 
 
-def _read_file(path: Path) -> Iterator[str]:
-    """Yield the text of a file in pieces of about 64 kB that end with a line, so that memory stays bounded."""
+def _read_file(path: Path, piece: int) -> Iterator[str]:
+    """Yield the text of a file in pieces of about `piece` bytes that end with a line."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     rest = ""
     try:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
+            while block := file.read(piece):
                 text = rest + decoder.decode(block)
                 if "\0" in text:
                     raise InputError(f"{path} holds a null byte and is not text; give a file of UTF-8 text")

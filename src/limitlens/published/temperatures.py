@@ -29,6 +29,7 @@ from limitlens.theory.scaling.laws import uniform
 LOGARITHMIC = {"half": 0.5, "one": 1.0, "two": 2.0}  # exponents γ of the laws (ln n)^γ that are compared
 LEVEL = 0.05  # a law is rejected for a head if its p-value is below this
 FEWEST = 4  # documents: errors come from their scatter, also with one left out
+BYTES = 8  # of a token, at most on average: files are read in pieces that are long enough for the largest length
 NEAR = 16  # queries of the context length n have at least n (1 − 1/16) keys
 RANKS = np.array([1, 2, 3, 4, 6, 8, 11, 16, 22, 32])
 
@@ -145,7 +146,7 @@ def _number(found: Quantity) -> Number:
 
 def _long_documents(loaded: LoadedModel, corpus: str, count: int, length: int) -> list[Windows]:
     """The first `length` tokens of each of up to `count` documents of a corpus that are as long."""
-    each = (Corpus(corpus, partial(iter, [text])) for text in open_corpus(corpus).documents())
+    each = (Corpus(corpus, partial(iter, [text])) for text in open_corpus(corpus, BYTES * length).documents())
     read = (Windows(loaded, one, length=length, tokens=length, fewer=True) for one in each)
     found = list(islice((one for one in read if one.count), count))
     if len(found) < FEWEST:
@@ -174,8 +175,8 @@ def _factors(loaded: LoadedModel, window: Windows, lengths: Sequence[int], queri
 
 def _of_query(call: Captured, place: int) -> Array:
     """Critical factors (2, heads) of the query at a position: over all keys up to it, and without the first key."""
-    key = call.key[0, :, : place + 1]
-    query = call.scale * call.query[0, :, place].reshape(len(key), -1, key.shape[-1])
+    key = call.key[0, :, : place + 1].float()
+    query = call.scale * call.query[0, :, place].float().reshape(len(key), -1, key.shape[-1])
     scores = scores_of(query, key, call.softcap).reshape(-1, place + 1)
     if call.bias is not None:
         scores = scores + call.bias.expand(*call.bias.shape[:2], call.query.shape[2], -1)[0, :, place, : place + 1]
