@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import stats
 
 import limitlens as ll
@@ -27,13 +28,15 @@ from limitlens.cache.layers import layer_caches
 from limitlens.cache.plan import Plan, make_plan
 from limitlens.cache.reading import read_prompt
 from limitlens.cache.recall import TwoAxes
-from limitlens.cache.tasks import SOLVED, TEXT, prompts_of
+from limitlens.cache.tasks import SOLVED, TEXT, Prompt, make_prompt, needle, prompts_of
 from limitlens.models import load
 from limitlens.statistics.documents import paired_mean
 
 OPTIONS = {
     "MODEL": "smollm2", "CORPUS": "stdlib-docs", "CONTEXT": "512", "SHARE": "0.25", "DOCUMENTS": "16", "WINDOWS": "3,2",
-    "TASKS": "text,needle1,needle8",
+    "TASKS": "text,needle1,needle8", "DTYPE": "float32", "POLICIES": ",".join(POLICIES),
+    "UNIFORM": "expected,reconstruction,snapkv,streaming,knorm",  # policies with equal budgets
+    "ASKED": "0",  # 8: each of the eight numbers of a `needle8` prompt is asked for, instead of one; 0 to 8
     # Plans as policy:goal; a goal is fisher (text, by Fisher information), text (directional costs), both (and recall).
     "GOALS": "expected:fisher,expected:text,reconstruction:fisher,reconstruction:text,expected:both,"
              "reconstruction:both",
@@ -60,7 +63,7 @@ def plans(loaded: Any, folder: Path) -> dict[str, Plan]:
         if not path.exists():
             began = time.perf_counter()
             if not measured:
-                curves = measure_cut(loaded, windows, order, context, tuple(POLICIES), seed=SEED)
+                curves = measure_cut(loaded, windows, order, context, tuple(option("POLICIES").split(",")), seed=SEED)
                 measured += [curves, fisher_costs(loaded, windows, order[:fitted], context, seed=SEED)]
                 print(f"curves and Fisher costs: {time.perf_counter() - began:.0f} s", flush=True)
                 began = time.perf_counter()
@@ -85,8 +88,18 @@ def recalling_heads(with_recall: Plan, without: Plan) -> list[tuple[int, int]]:
     return [(int(row.layer), int(row.kv_head)) for row in more.itertuples()]
 
 
+def questions(loaded: Any, prompt: Prompt, window: list[int], row: int) -> list[Prompt]:
+    """The prompt, or as many questions about the numbers of its context as are asked for."""
+    if prompt.task != "needle8" or option("ASKED") == "0":
+        return [prompt]
+    makers = [needle(8, place) for place in range(int(option("ASKED")))]
+    asked = [make_prompt(loaded, prompt.task, window, len(prompt.context), [SEED + 1, row], one) for one in makers]
+    assert all(one.context == prompt.context for one in asked), "questions about other contexts"
+    return asked
+
+
 def run() -> dict[str, Any]:
-    loaded = load(option("MODEL"), head=True)
+    loaded = load(option("MODEL"), head=True, dtype=getattr(torch, option("DTYPE")))
     folder = Path(option("PLANS") or "runs/recall")
     made = plans(loaded, folder)
     context, tasks, share = int(option("CONTEXT")), option("TASKS").split(","), float(option("SHARE"))
@@ -109,22 +122,25 @@ def run() -> dict[str, Any]:
     for row in order:
         for prompt in prompts_of(loaded, windows, row, tasks, context, SEED + 1):
             read = read_prompt(loaded, prompt, SEED)
-            saved.append(vars(prompt))
             hooks = {name: read.cut(plan.policies, plan.budgets) for name, plan in made.items()}
             hooks |= {name: read.shared(name, whole) for name in SHARED}
             hooks["duo"] = read.cut("streaming", allocations["streaming"]["duo"])
-            for name in ("expected", "reconstruction", "snapkv", "streaming", "knorm"):
+            for name in option("UNIFORM").split(","):
                 hooks[f"{name}, uniform"] = read.cut(name, allocations[name]["uniform"])
             for name, heads in ablated.items():
                 counts = np.full(shape, context)
                 for layer, head in heads:
                     counts[layer, head] = context // 16
                 hooks[name] = read.cut("streaming", counts)
-            found = {"full": prompt.score(read.full, read.full)}
-            found |= {name: prompt.score(read.predict(hook), read.full) for name, hook in hooks.items()}
-            for name, one in found.items():
-                scores.setdefault(prompt.task, {}).setdefault(name, []).append([one[key] for key in SCORES])
-        print(f"{time.perf_counter() - began:.0f} s: {len(scores[tasks[0]]['full'])} of {len(order)}", flush=True)
+            for asked in questions(loaded, prompt, windows[row].tolist(), row):
+                saved.append(vars(asked))
+                one = replace(read, prompt=asked)
+                found = {"full": asked.score(one.full, one.full)}
+                found |= {name: asked.score(one.predict(hook), one.full) for name, hook in hooks.items()}
+                for name, cut in found.items():
+                    scores.setdefault(prompt.task, {}).setdefault(name, []).append([cut[key] for key in SCORES])
+        done = len(scores[tasks[0]]["full"]) // (int(option("ASKED")) or 1 if tasks[0] == "needle8" else 1)
+        print(f"{time.perf_counter() - began:.0f} s: {done} of {len(order)}", flush=True)
         if option("PROMPTS"):
             Path(option("PROMPTS")).write_text(json.dumps(saved))
     return {

@@ -17,7 +17,7 @@ from limitlens.attention.policies import SHARED
 from limitlens.attention.policies.adakv import FLOOR
 from limitlens.attention.policies.duo import whole_heads
 from limitlens.cache import trial as trial_module
-from limitlens.cache.tasks import CALIBRATION, CONTINUED, QUOTED, TASKS, Prompt, make_prompt
+from limitlens.cache.tasks import CALIBRATION, CONTINUED, QUOTED, TASKS, Prompt, make_prompt, needle
 from limitlens.errors import InputError
 from limitlens.models import LoadedModel
 
@@ -69,10 +69,10 @@ def test_a_prompt_fills_its_context_and_asks_after_it(task: str) -> None:
 
 def test_the_answers_are_those_of_the_notes() -> None:
     loaded = spelling_model()
-    needle = made("needle8")
-    name = read(loaded, needle.question).split("number for ")[1].split("?")[0]
-    assert f"The special number for {name} is{read(loaded, needle.answer)}." in read(loaded, needle.context)
-    assert read(loaded, needle.context).count("special number") == 8
+    asked = made("needle8")
+    name = read(loaded, asked.question).split("number for ")[1].split("?")[0]
+    assert f"The special number for {name} is{read(loaded, asked.answer)}." in read(loaded, asked.context)
+    assert read(loaded, asked.context).count("special number") == 8
     hop = made("hop")
     context, second = read(loaded, hop.context), read(loaded, hop.question).split("VAR ")[1].split(" ")[0]
     first = context.split(f"VAR {second} = VAR ")[1][:4]
@@ -84,6 +84,19 @@ def test_the_answers_are_those_of_the_notes() -> None:
     quoted = repeat.question[-QUOTED:]
     assert len(repeat.answer) == CONTINUED
     assert read(loaded, quoted + repeat.answer) in read(loaded, repeat.context)
+
+
+def test_each_number_can_be_asked_for_in_the_same_context() -> None:
+    loaded = spelling_model()
+    window = list(loaded.tokenizer("".join(f"{number} " for number in range(1000, 1300)))["input_ids"])[: LONG + 128]
+    prompts = [make_prompt(loaded, "needle8", window, LONG, [0, 1], needle(8, place)) for place in range(8)]
+    assert {prompt.context for prompt in prompts} == {made("needle8").context}
+    assert made("needle8") in prompts
+    answers = [read(loaded, prompt.answer) for prompt in prompts]
+    assert len(set(answers)) == 8
+    for prompt, answer in zip(prompts, answers, strict=True):
+        name = read(loaded, prompt.question).split("number for ")[1].split("?")[0]
+        assert f"The special number for {name} is{answer}." in read(loaded, prompt.context)
 
 
 def test_scores_count_the_answer_alone() -> None:

@@ -84,14 +84,17 @@ class Puzzle:
 Maker = Callable[[np.random.Generator, Sequence[int]], Puzzle]  # (generator, tokens of the text around the notes)
 
 
-def _needle(count: int) -> Maker:
+def needle(count: int, asked: int | None = None) -> Maker:
+    """Maker of puzzles with `count` numbers of which one is asked for: the one in place `asked`, or any."""
+
     def make(rng: np.random.Generator, text: Sequence[int]) -> Puzzle:
         names = [str(name) for name in rng.choice(_NAMES, count, replace=False)]
         numbers = [str(number) for number in rng.integers(10**6, 10**7, count)]
         notes = [f"The special number for {name} is {number}." for name, number in zip(names, numbers, strict=True)]
-        asked = int(rng.integers(count))
-        lead = f"The special number for {names[asked]} is"
-        return Puzzle(notes, [f"What is the special number for {names[asked]}?"], [lead], f" {numbers[asked]}")
+        drawn = int(rng.integers(count))  # drawn in any case, so that all questions have the same context
+        place = drawn if asked is None else asked
+        lead = f"The special number for {names[place]} is"
+        return Puzzle(notes, [f"What is the special number for {names[place]}?"], [lead], f" {numbers[place]}")
 
     return make
 
@@ -143,7 +146,7 @@ def _sentence(rng: np.random.Generator, text: Sequence[int]) -> Puzzle:
 
 TEXT = "text"
 TASKS: dict[str, Maker] = {
-    "needle1": _needle(1), "needle8": _needle(8), "hop": _hop, "repeat": _passage, "words": _words,
+    "needle1": needle(1), "needle8": needle(8), "hop": _hop, "repeat": _passage, "words": _words,
 }  # fmt: skip
 CALIBRATION: dict[str, Maker] = {"fact": _fact, "chain": _chain, "passage": _passage, "sentence": _sentence}
 
@@ -155,11 +158,15 @@ def check_tasks(names: Sequence[str]) -> None:
         raise InputError(f"the tasks are {','.join(names) or 'none'}; expected some of {','.join(known)}, each once")
 
 
-def make_prompt(loaded: LoadedModel, task: str, window: Sequence[int], context: int, entropy: Sequence[int]) -> Prompt:
+def make_prompt(
+    loaded: LoadedModel, task: str, window: Sequence[int], context: int, entropy: Sequence[int],
+    maker: Maker | None = None,
+) -> Prompt:  # fmt: skip
     """Prompt of a task or calibration family, with its notes planted at random places of a window of text.
 
     The context has exactly `context` tokens: the beginning of the chat template or of the `window`, an instruction,
-    and text with the notes. A model without a chat template is asked in plain text.
+    and text with the notes. A model without a chat template is asked in plain text. `maker` makes the puzzle instead of
+    the one that the task has.
     """
     if task == TEXT:
         return Prompt(task, tuple(window[:context]), (window[context],), tuple(window[context + 1 :]))
@@ -173,7 +180,7 @@ def make_prompt(loaded: LoadedModel, task: str, window: Sequence[int], context: 
 
     first = tuple(window[:1]) if loaded.opening else ()
     before = [*(first if chat is None else chat.before), *tokens(INTRO)]
-    made = (TASKS | CALIBRATION)[task](rng, window[len(first) : context - len(before)])
+    made = (maker or (TASKS | CALIBRATION)[task])(rng, window[len(first) : context - len(before)])
     notes = [tokens(f"\n{note}\n") for note in made.notes]
     room = context - len(before) - sum(map(len, notes))
     if room < 2 * (QUOTED + CONTINUED):
