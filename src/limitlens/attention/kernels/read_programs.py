@@ -81,7 +81,8 @@ def _quantile(
 def read(
     Q, K, V, SCORES, PEAK, MASS, CHECKED, PLANNED, LIST, EXACT, OUT, COUNT, WHOLE, seed, scale, error, first, n, room,
     parts, SINKS: tl.constexpr, WINDOW: tl.constexpr, DEFENSIVE: tl.constexpr, STAGES: tl.constexpr,
-    UNSURE: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, MUCH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    UNSURE: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, MUCH: tl.constexpr, G: tl.constexpr,
+    D: tl.constexpr, PARTS: tl.constexpr,
     SCAN: tl.constexpr, BN: tl.constexpr, LEVELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ROW_STEP: tl.constexpr, COLUMN_STEP: tl.constexpr,
 ):  # fmt: skip
@@ -155,8 +156,7 @@ def read(
             log_sum, norm = top + tl.log(sum_of), tl.sum(out * out, 0)
             tl.debug_barrier()
             traces, spreads = tl.zeros([BN], tl.float32), tl.zeros([BN], tl.float32)
-            unsure, later = tl.zeros([BN], tl.int32), tl.zeros([BN, LEVELS], tl.float32)
-            covariance = tl.zeros([D, D], tl.float32)
+            unsure = tl.zeros([BN], tl.int32)
             for start in range(FIXED, total, BN):
                 i = start + e
                 there = i < total
@@ -166,28 +166,41 @@ def read(
                 weight = tl.where(there, tl.exp(tl.load(EXACT + i, mask=there, other=0.0) - log_sum), 0.0)
                 share = (1 - DEFENSIVE) * tl.exp(tl.load(SCORES + j).to(tl.float32) - log_norm) + even
                 chance = tl.minimum(level * share, 1.0)
-                base = weight * weight * tl.sum(away * away, 1) / chance
-                term = base * (1 / chance - 1)
+                term = weight * weight * tl.sum(away * away, 1) / chance * (1 / chance - 1)
                 traces += term
                 spreads += (1 - chance) * term * term
                 unsure += (there & (chance < 1)).to(tl.int32)
-                odds = tl.minimum((level * share)[:, None] * growth[None, :], 1.0)
-                later += base[:, None] * (1 / odds - 1)
-                x = away * (weight * tl.sqrt((1 / chance - 1) / chance))[:, None]
-                covariance = tl.dot(tl.trans(x), x, covariance)
-            trace, square = tl.sum(traces, 0), tl.sum(tl.sum(covariance * covariance, 1), 0)
-            f = trace * trace / tl.maximum(square, 1e-30)
+            trace = tl.sum(traces, 0)
             nu = 2 * trace * trace / tl.maximum(tl.sum(spreads, 0), 1e-30)
             limit = error * error * tl.maximum(norm - trace, 0.1 * norm)
-            sure = (tl.sum(missed, 0) == 0) | (tl.sum(unsure, 0) >= UNSURE)
-            held = trace * _quantile(CHECKED, f, nu, ROWS, COLUMNS, ROW_STEP, COLUMN_STEP) <= limit
-            planned = limit / _quantile(PLANNED, f, nu, ROWS, COLUMNS, ROW_STEP, COLUMN_STEP)
-            enough = (tl.sum(later, 0) <= planned) & sure
-            state = (held & sure & (norm > 0)).to(tl.int32)
-            if state == 1:
+            sure = ((tl.sum(missed, 0) == 0) | (tl.sum(unsure, 0) >= UNSURE)) & (norm > 0)
+            held = trace * _quantile(CHECKED, 1.0, nu, ROWS, COLUMNS, ROW_STEP, COLUMN_STEP) <= limit
+            grow = first * 0 + MOST
+            if sure & ~held:  # the check passes for fewer directions with less error; count them, and plan
+                later, covariance = tl.zeros([BN, LEVELS], tl.float32), tl.zeros([D, D], tl.float32)
+                for start in range(FIXED, total, BN):
+                    i = start + e
+                    there = i < total
+                    j = tl.load(LIST + i, mask=there, other=0)
+                    away = tl.load(V + j[:, None] * D + c[None, :], mask=there[:, None], other=0.0).to(tl.float32)
+                    away -= out[None, :]
+                    weight = tl.where(there, tl.exp(tl.load(EXACT + i, mask=there, other=0.0) - log_sum), 0.0)
+                    share = (1 - DEFENSIVE) * tl.exp(tl.load(SCORES + j).to(tl.float32) - log_norm) + even
+                    chance = tl.minimum(level * share, 1.0)
+                    base = weight * weight * tl.sum(away * away, 1) / chance
+                    later += base[:, None] * (1 / tl.minimum((level * share)[:, None] * growth[None, :], 1.0) - 1)
+                    x = away * (weight * tl.sqrt((1 / chance - 1) / chance))[:, None]
+                    x = x.to(tl.bfloat16)
+                    covariance = tl.dot(tl.trans(x), x, covariance)
+                f = trace * trace / tl.maximum(tl.sum(tl.sum(covariance * covariance, 1), 0), 1e-30)
+                held = trace * _quantile(CHECKED, f, nu, ROWS, COLUMNS, ROW_STEP, COLUMN_STEP) <= limit
+                planned = limit / _quantile(PLANNED, f, nu, ROWS, COLUMNS, ROW_STEP, COLUMN_STEP)
+                grow = tl.min(tl.where(tl.sum(later, 0) <= planned, growth, MOST), 0)
+            if sure & held:
+                state += 1
                 tl.store(OUT + row * D + c, out)
             before = level
-            level = level * tl.min(tl.where(enough, growth, MOST), 0)
+            level = level * grow
             done = total
             stage += 1
             tl.debug_barrier()

@@ -25,6 +25,7 @@ programs = Lazy("limitlens.attention.kernels.read_programs")  # compiled when fi
 FREEDOMS, DEGREES = 32, 96  # rows and columns of a table of quantiles: effective directions, degrees of freedom
 ROW_STEP, COLUMN_STEP = float(np.log(512)) / (FREEDOMS - 1), float(np.log(1e6)) / (DEGREES - 1)
 PART, SCAN, KEYS, LEVELS = 8, 2048, 64, 16  # groups of a program; keys scanned and gathered at a time; sizes tried
+LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}  # of `read`: several programs on a processor
 SPLIT = 2048  # keys of a program, for queries that read everything
 
 
@@ -85,7 +86,7 @@ def attend(
         query, key, value, scores, peak, mass, *tables(promise[1], query.device), listed, exact, output, count,
         everything, seed, scale, promise[0], first, n, room, parts, rule.SINKS, rule.WINDOW, rule.DEFENSIVE,
         rule.STAGES, rule.UNSURE, *rule.GROWTH, much, groups, dim, padded(parts), SCAN, KEYS, LEVELS, FREEDOMS,
-        DEGREES, ROW_STEP, COLUMN_STEP, num_warps=8,
+        DEGREES, ROW_STEP, COLUMN_STEP, **LAUNCH,
     )  # fmt: skip
     peak, mass = new(rows, splits).float(), new(rows, splits).float()
     programs.whole[(pairs, splits)](
