@@ -51,6 +51,7 @@ OPTIONS = {
     "CORPUS": "stdlib-docs", "TEXTS": "stdlib-docs", "WINDOWS": "8,2",  # of plans: to fit, to check
     "SHARES": "0.25,0.125", "SWEEP": "0.15,0.2,0.3,0.4,0.5", "GOALS": "fisher,text,both,recall",
     "TASKS": "needle8:200,text:200,needle1:60,hop:60,repeat:60,words:60", "SWEPT": "40",  # prompts of the other shares
+    "ROUNDS": "2",  # refits to recall, at most
     "CALIBRATION": "24",  # prompts on which recall is fitted, at most
     "METHODS": "",  # parts of names of methods; empty: all
     "FOLLOW": "1",  # also divide the keys of plans for reconstruction scores by the prompt
@@ -127,10 +128,14 @@ def fit(context: int, policies: Sequence[str]) -> None:
     say(f"{windows.count} windows of {windows.length} tokens")
     curves = measure_cut(loaded, windows, order, context, MEASURED, seed=SEED)
     say("error curves")
-    measured = curves, fisher_costs(loaded, windows, order[:fitted], context, seed=SEED), layer_caches(loaded, context)
-    say("Fisher costs")
-    axes = TwoAxes(loaded, windows, order[:fitted], curves, {"text": 1.0}, SEED)
-    for goal in option("GOALS").split(","):
+    goals = option("GOALS").split(",")
+    fisher = np.zeros(curves.full.shape[1:])
+    if "fisher" in goals:
+        fisher = fisher_costs(loaded, windows, order[:fitted], context, seed=SEED)
+        say("Fisher costs")
+    measured = curves, fisher, layer_caches(loaded, context)
+    axes = TwoAxes(loaded, windows, order[:fitted], curves, {"text": 1.0}, SEED, rounds=int(option("ROUNDS")))
+    for goal in goals:
         for share in shares():
             for policy in policies:
                 begun, weights = time.perf_counter(), GOALS[goal]
@@ -147,10 +152,9 @@ def fit(context: int, policies: Sequence[str]) -> None:
                 made.save(path)
                 seconds = time.perf_counter() - begun
                 found = None if made.recall is None else vars(made.recall)
-                errors = {total.policy: vars(total.error) for total in made.totals}
                 write(f"{path.name}.json", {
                     "context": context, "policy": policy, "goal": goal, "share": share, "seconds": seconds,
-                    "recall": found, "budgets": made.budgets, "policies": made.policies, "errors": errors,
+                    "recall": found, "budgets": made.budgets, "policies": made.policies,
                 })  # fmt: skip
                 say(f"{path.name}: {seconds:.1f} s {found}")
 
@@ -219,7 +223,7 @@ def hooks_of(
             if name in typical and share in wanted:
                 makers[f"follow:{name}"] = partial(follow, read, plan, typical[name])
         whole = round(share * read.context * int(np.prod(kv_shape(read.loaded.model))))
-        first = next((plan for plan in own.values() if plan.context == read.context), None)
+        first = made.get(f"reconstruction:fisher:{share:g}")  # its other allocations need Fisher costs
         for rule in SHARED:
             makers[f"{rule}:{share:g}"] = partial(read.shared, rule, whole)
         if share in wanted and first is not None:

@@ -138,7 +138,13 @@ def test_weights_that_say_nothing_are_refused(weights: dict[str, float]) -> None
 @pytest.mark.parametrize("names", ["reconstruction", "priority"])
 def test_cuts_predicted_in_one_batch_are_those_predicted_alone(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read = reads(1)[0]
-    hooks = [None, read.cut(names, 20), read.cut([["recent"] * 2] * 3, np.full((3, 2), 9)), read.shared("kvzip", 99)]
+    hooks = [
+        None,
+        read.cut(names, 20),
+        read.cut("streaming", 20),
+        read.cut([["recent"] * 2] * 3, np.full((3, 2), 9)),
+        read.shared("kvzip", 99),
+    ]
     alone = [read.predict(hook) for hook in hooks]
     monkeypatch.setattr(reading, "BATCHED", ("cpu",))
     held = sum(call.key.nbytes + call.value.nbytes for call in read.calls)

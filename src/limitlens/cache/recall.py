@@ -181,6 +181,7 @@ class TwoAxes:
     seed: int
     progress: Progress = lambda done, total: None
     checkpoint: Checkpoint | None = None
+    rounds: int = ROUNDS
 
     def __post_init__(self) -> None:
         self.kept = self.checkpoint or Checkpoint()
@@ -228,7 +229,7 @@ class TwoAxes:
         best = int(np.argmin(costs @ self.both))
         chosen, keys = starts[best]
         history = [costs[best]]
-        for turn in range(ROUNDS):
+        for turn in range(self.rounds):
             both = self.both[1] * text + self.both[0] * self._recall(reads, names, chosen, keys, turn)
             better, wanted, _ = budgets.least_cost(both, sizes, every, total)
             proposed = [self._step(both, (chosen, keys), (better, wanted), step) for step in STEPS]
