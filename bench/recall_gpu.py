@@ -54,6 +54,7 @@ OPTIONS = {
     "ROUNDS": "2",  # refits to recall, at most
     "CALIBRATION": "24",  # prompts on which recall is fitted, at most
     "METHODS": "",  # parts of names of methods; empty: all
+    "FEWER": "both,kvzip,adakv,duo,streaming,only,random",  # the same on tasks but those of `MAIN`
     "FOLLOW": "1",  # also divide the keys of plans for reconstruction scores by the prompt
 }  # fmt: skip
 MEASURED = ("streaming", "snapkv", "expected", "reconstruction")  # key policies of plans
@@ -61,6 +62,7 @@ UNIFORM = ("expected", "reconstruction", "snapkv", "streaming")
 GOALS: dict[str, Mapping[str, float] | None] = {
     "fisher": None, "text": {"text": 1.0}, "both": {"text": 1.0, "recall": 1.0}, "recall": {"text": 0.0, "recall": 1.0},
 }  # fmt: skip
+MAIN = ("needle8", TEXT)
 SEED = 0
 SCORES = ("accuracy", "nll", "kl", "agreement")
 BEGAN = time.perf_counter()
@@ -205,7 +207,7 @@ def follow(read: ReadPrompt, plan: Plan, typical: torch.Tensor) -> PolicyHook:
 
 def hooks_of(
     read: ReadPrompt, made: Mapping[str, Plan], ablated: Mapping[str, Any], typical: Mapping[str, torch.Tensor],
-    swept: bool,
+    task: str, swept: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Cuts by the name of the method and its share: plans, shared and uniform baselines, and ablations of heads.
 
@@ -236,7 +238,7 @@ def hooks_of(
         for layer, head in heads:
             counts[layer, head] = read.context // 16
         makers[name] = partial(read.cut, "streaming", counts)
-    parts = [part for part in option("METHODS").split(",") if part]
+    parts = [part for part in option("METHODS" if task in MAIN else "FEWER").split(",") if part]
     return {name: make() for name, make in makers.items() if not parts or any(part in name for part in parts)}
 
 
@@ -300,7 +302,7 @@ def ask(context: int, part: str) -> None:
         windows, row, text = rows[document]
         (prompt,) = prompts_of(loaded, windows, row, (task,), context, SEED + 1)
         read = read_prompt(loaded, prompt, SEED)
-        hooks = hooks_of(read, made, ablated, typical, document < int(option("SWEPT")) and task in ("needle8", TEXT))
+        hooks = hooks_of(read, made, ablated, typical, task, document < int(option("SWEPT")) and task in MAIN)
         prepared = time.perf_counter()
         predicted = read.predict_each([None, *hooks.values()])
         full = next(predicted)
@@ -383,7 +385,8 @@ def heads(tokens: int) -> None:
     """Compare heads that recall with all others in a probe of the model on the calibration text."""
     loaded = model()
     found = ablations(plans(4096))
-    run = ll.probe(loaded, unpacked(option("CORPUS")), tokens, seed=SEED)
+    write("heads.json", {"heads": found, "tokens": tokens})
+    run = ll.probe(loaded, unpacked(option("CORPUS")), tokens, seed=SEED, memory=20 << 30)
     say("probe")
     kv = 1 + max(record.kv_head for record in run.records)
     rows = {

@@ -18,7 +18,7 @@ from limitlens.models.intervene import Change, PolicyHook, attend, intervene, kv
 from limitlens.models.relay import Output, hook_attention
 from limitlens.sampling.streams import generator_for
 
-TOGETHER = 8 << 30  # bytes of copies of the cache with which several cuts are predicted at once
+TOGETHER = 4 << 30  # bytes of copies of the cache with which several cuts are predicted at once
 BATCHED = ("cuda",)  # devices on which they are
 
 Names = str | Sequence[Sequence[str]]  # one key policy, or one for each [layer][kv_head]
