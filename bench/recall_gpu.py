@@ -165,9 +165,9 @@ def plans(context: int) -> dict[str, Plan]:
     """Plans of a context length by name, policy:goal:share; for longer contexts those of 4,096 too, "scaled"."""
     found = {} if context <= 4096 else {f"scaled:{name}": plan for name, plan in plans(4096).items()}
     for share in shares():
-        for path in sorted(Path(option("FOLDER")).glob(f"plan-{context}-*-{share:g}")):
+        for path in sorted(Path(option("FOLDER")).glob(f"plan-{context}-*-{share:g}.json")):
             policy, goal = path.name.split("-")[2:4]
-            plan = ll.load(path)
+            plan = ll.load(path.with_suffix(""))
             assert isinstance(plan, Plan)
             found[f"{policy}:{goal}:{share:g}"] = plan
     return found
@@ -220,7 +220,7 @@ def hooks_of(
         if not own or not (swept or share in wanted):
             continue
         for name, plan in own.items():
-            if share in wanted or name.startswith(("reconstruction:text", "reconstruction:both", "best:both")):
+            if share in wanted or name.startswith(("reconstruction:", "best:", "expected:text")):
                 makers[name] = partial(read.cut, plan.policies, budgets_for(plan, read.context))
             if name in typical and share in wanted:
                 makers[f"follow:{name}"] = partial(follow, read, plan, typical[name])
@@ -230,8 +230,8 @@ def hooks_of(
             makers[f"{rule}:{share:g}"] = partial(read.shared, rule, whole)
         if share in wanted and first is not None:
             makers[f"duo:{share:g}"] = partial(read.cut, "streaming", first.allocations["streaming"]["duo"])
-            for name in UNIFORM:
-                makers[f"{name}:uniform:{share:g}"] = partial(read.cut, name, first.allocations[name]["uniform"])
+        for name in UNIFORM if share in wanted else ("streaming",):
+            makers[f"{name}:uniform:{share:g}"] = partial(read.cut, name, round(share * read.context))
     for name, heads in ablated.items():
         shape = np.shape(next(iter(made.values())).budgets)
         counts = np.full(shape, read.context)
