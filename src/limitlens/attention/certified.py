@@ -131,7 +131,7 @@ def read_keys(
     exact = weight * fixed
     mass = exact.sum(-1) + (0 if sinks is None else (sinks - peak[:, 0]).exp())
     value = value if value.ndim == 3 else value[None]
-    known = torch.cat([mass[:, None], (exact.unflatten(0, (len(value), -1)) @ value).flatten(0, 1)], -1)
+    known = torch.cat([mass[:, None], (exact.view(len(value), -1, exact.shape[-1]) @ value).flatten(0, 1)], -1)
     first = torch.arange(len(scores), device=scores.device) * len(value) // len(scores) * value.shape[1]
     length, value = value.norm(dim=-1).amax(-1), value.flatten(0, 1)  # longest value of each group, and all values
     odds = torch.where(tail, uniform / share, torch.inf)
