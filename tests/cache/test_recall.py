@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import limitlens as ll
 from cache_cases import CONTEXT, language_model, text
-from limitlens.cache import recall
+from limitlens.cache import reading, recall
 from limitlens.cache.cut import cut_windows, window_order
 from limitlens.cache.reading import ReadPrompt, read_prompt
 from limitlens.cache.recall import RecallFit, recall_costs, text_costs
@@ -120,3 +121,16 @@ def test_weights_that_say_nothing_are_refused(weights: dict[str, float]) -> None
         ll.plan("no-model", weights=weights)
     with pytest.raises(InputError, match="expected a total with weights"):
         ll.plan("no-model", weights={"text": 1}, error=0.1)
+
+
+@pytest.mark.parametrize("names", ["reconstruction", "priority"])
+def test_cuts_predicted_in_one_batch_are_those_predicted_alone(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = reads(1)[0]
+    hooks = [None, read.cut(names, 20), read.cut([["recent"] * 2] * 3, np.full((3, 2), 9)), read.shared("kvzip", 99)]
+    alone = [read.predict(hook) for hook in hooks]
+    monkeypatch.setattr(reading, "BATCHED", ("cpu",))
+    held = sum(call.key.nbytes + call.value.nbytes for call in read.calls)
+    for copies in (2, 4):
+        monkeypatch.setattr(reading, "TOGETHER", copies * held)
+        for one, other in zip(alone, read.predict_each(hooks), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

@@ -8,7 +8,7 @@ recall   KL of the answers to calibration prompts when the number of keys of one
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -128,25 +128,29 @@ def recall_costs(
 
     All other heads keep `counts` [layer][kv_head]. Each head is measured without keys, with half and with twice its
     keys and with all keys; other sizes are interpolated. Costs are 0 at the planned number of keys. `each` is
-    `Checkpoint.each` without its job.
+    `Checkpoint.each` without its job: one item a prompt.
     """
-    heads = counts.shape[1]
-    hooks = [read.cut(names, counts) for read in reads]
-    at_plan = np.mean([read.kl(hook) for read, hook in zip(reads, hooks, strict=True)])
+    heads = [(layer, head) for layer in layers for head in range(counts.shape[1])]
+    own = [int(counts[place]) for place in heads]
+    others = [sorted({0, n // 2, min(2 * n, sizes[-1]), sizes[-1]} - {n}) for n in own]
 
-    def head(k: int) -> dict[str, Any]:
-        layer, own = layers[k // heads], int(counts[layers[k // heads], k % heads])
-        points = {own: 0.0}
-        for n in {0, own // 2, min(2 * own, sizes[-1]), sizes[-1]} - {own}:
-            other = counts.copy()
-            other[layer, k % heads] = n
-            cuts = (read.kl(read.cut(names, other, hook, layer)) for read, hook in zip(reads, hooks, strict=True))
-            points[n] = float(np.mean(list(cuts)) - at_plan)
-        numbers = sorted(points)
-        return {"costs": np.interp(sizes, numbers, [points[n] for n in numbers])}
+    def prompt(k: int) -> dict[str, Any]:
+        read, base = reads[k], reads[k].cut(names, counts)
+        hooks = [base]
+        for place, numbers in zip(heads, others, strict=True):
+            for n in numbers:
+                other = counts.copy()
+                other[place] = n
+                hooks.append(read.cut(names, other, base, place[0]))
+        kl = [read.prompt.score(log_p, read.full)["kl"] for log_p in read.predict_each(hooks)]
+        return {"kl": np.array(kl[1:]) - kl[0]}
 
-    found = each(len(layers) * heads, head)["costs"]
-    return np.asarray(found).reshape(len(layers), heads, len(sizes))
+    kl = iter(np.mean(each(len(reads), prompt)["kl"], 0).tolist())
+    found = []
+    for n, numbers in zip(own, others, strict=True):
+        points = {n: 0.0} | {number: next(kl) for number in numbers}
+        found.append(np.interp(sizes, sorted(points), [points[number] for number in sorted(points)]))
+    return np.reshape(found, (len(layers), counts.shape[1], len(sizes)))
 
 
 @dataclass(eq=False)
@@ -164,7 +168,17 @@ class TwoAxes:
 
     def __post_init__(self) -> None:
         self.kept = self.checkpoint or Checkpoint()
-        self.both = np.array([self.weights.get("recall", 0.0), self.weights.get("text", 0.0)])
+        self.text: dict[tuple[str, ...], Array] = {}  # costs on text by the names of key policies
+
+    @property
+    def both(self) -> Array:
+        """Weights of recall and of text."""
+        return np.array([self.weights.get("recall", 0.0), self.weights.get("text", 0.0)])
+
+    @cached_property
+    def calibrated(self) -> tuple[list[ReadPrompt], dict[str, float]]:
+        """Calibration prompts and accuracies, see `calibration`."""
+        return calibration(self.loaded, self.windows, self.rows, self.curves.context, self.seed)
 
     def fit(
         self, candidates: NDArray[np.intp], total: int
@@ -184,12 +198,14 @@ class TwoAxes:
             return {"costs": text_costs(read_prompt(self.loaded, prompt, self.seed), names, sizes, self.seed)}
 
         options: dict[str, Any] = {"tokens": context, "progress": self.progress}
-        text = self.kept.each(job, len(self.rows), window, **options)["costs"].mean(0)
+        if tuple(names) not in self.text:
+            self.text[tuple(names)] = self.kept.each(job, len(self.rows), window, **options)["costs"].mean(0)
+        text = self.text[tuple(names)]
         every = np.arange(len(names))
         starts = [budgets.least_cost(text, sizes, part, total)[:2] for part in (every, *every[:, None])]
         if not self.both[0]:
             return candidates[starts[0][0]], starts[0][1], None
-        reads, families = calibration(self.loaded, self.windows, self.rows, context, self.seed)
+        reads, families = self.calibrated
         if not reads:
             return candidates[starts[0][0]], starts[0][1], RecallFit(families, 0, (), ())
         costs = [self._cost(reads, text, names, *start) for start in starts]
@@ -237,10 +253,10 @@ class TwoAxes:
         """Marginal recall costs at numbers of keys (layers, kv heads); a long measurement is announced."""
         job = {"job": "recall", "weights": self.loaded.digest, "round": turn, "keys": keys.tolist(), "names": names,
                "prompts": [digest(str(read.prompt)) for read in reads]}  # fmt: skip
-        tokens = POINTS * sum(len(read.prompt.question + read.prompt.answer) for read in reads)
-        seconds, _ = forward_cost(self.loaded.model, float(tokens * keys.size), self.curves.context)
+        tokens = POINTS * keys.size * sum(len(read.prompt.question + read.prompt.answer) for read in reads)
+        seconds, _ = forward_cost(self.loaded.model, float(tokens), self.curves.context)
         check_cost("measuring recall head by head", seconds, yes=True)
-        each = partial(self.kept.each, job, tokens=tokens, progress=self.progress)
+        each = partial(self.kept.each, job, tokens=tokens // len(reads), progress=self.progress)
         return recall_costs(reads, names, self._table(keys, 0), self.curves.layers, self.curves.sizes, each)
 
 
