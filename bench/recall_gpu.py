@@ -181,7 +181,8 @@ def typical_scores(loaded: LoadedModel, made: Mapping[str, Plan], context: int) 
     """
     windows = cut_windows(loaded, unpacked(option("CORPUS")), "auto", context)
     rows = window_order(windows, SEED)[: int(option("WINDOWS").split(",")[0])]
-    made = {name: plan for name, plan in made.items() if name.startswith("reconstruction:")}
+    made = {name: plan for name, plan in made.items()
+            if name.startswith(("reconstruction:text", "reconstruction:both", "reconstruction:strong"))}  # fmt: skip
     found: dict[str, list[torch.Tensor]] = {name: [] for name in made}
     for row in rows:
         (prompt,) = prompts_of(loaded, windows, row, (TEXT,), context, SEED)
@@ -248,7 +249,7 @@ def ablations(made: Mapping[str, Plan]) -> dict[str, list[tuple[int, int]]]:
     found: dict[str, list[tuple[int, int]]] = {}
     share = option("SHARES").split(",")[0]
     rng = np.random.default_rng(SEED)
-    for goal in ("both", "recall"):
+    for goal in ("both", "strong", "recall"):
         with_recall, without = (made.get(f"reconstruction:{one}:{share}") for one in (goal, "text"))
         if with_recall is None or without is None:
             continue
@@ -283,6 +284,16 @@ def jobs(tasks: Mapping[str, int], part: str) -> Iterator[tuple[int, str]]:
             yield from ((document, task) for task, count in tasks.items() if document < count)
 
 
+def scores_of(read: ReadPrompt, hooks_for: Callable[[ReadPrompt], dict[str, Any]]) -> dict[str, list[float]]:
+    """Scores of the full cache and of every cut, in the order of `SCORES`."""
+    hooks = hooks_for(read)
+    predicted = read.predict_each([None, *hooks.values()])
+    full = next(predicted)
+    found = {"full": read.prompt.score(full, full)}
+    found |= {name: read.prompt.score(one, full) for name, one in zip(hooks, predicted, strict=True)}
+    return {name: [round(values[key], 6) for key in SCORES] for name, values in found.items()}
+
+
 def ask(context: int, part: str) -> None:
     """Score the answers to one part of the prompts with every method, and keep the prompts for kvpress."""
     loaded = model()
@@ -294,6 +305,11 @@ def ask(context: int, part: str) -> None:
     rows = rows_of(loaded, context, max(tasks.values()))
     name = f"ask-{context}-{part.replace('/', '-')}.json"
     found: list[dict[str, Any]] = []
+
+    def hooks_for(document: int, task: str) -> Callable[[ReadPrompt], dict[str, Any]]:
+        swept = document < int(option("SWEPT")) and task in MAIN
+        return lambda read: hooks_of(read, made, ablated, typical, task, swept)
+
     for done, (document, task) in enumerate(jobs(tasks, part)):
         if late():
             say("out of time")
@@ -302,22 +318,21 @@ def ask(context: int, part: str) -> None:
             continue
         windows, row, text = rows[document]
         (prompt,) = prompts_of(loaded, windows, row, (task,), context, SEED + 1)
-        read = read_prompt(loaded, prompt, SEED)
-        hooks = hooks_of(read, made, ablated, typical, task, document < int(option("SWEPT")) and task in MAIN)
-        prepared = time.perf_counter()
-        predicted = read.predict_each([None, *hooks.values()])
-        full = next(predicted)
-        scores = {"full": prompt.score(full, full)}
-        scores |= {name: prompt.score(one, full) for name, one in zip(hooks, predicted, strict=True)}
-        found.append({"document": document, "text": text, "row": row, "task": task, "scores": {
-            method: [round(values[key], 6) for key in SCORES] for method, values in scores.items()}})  # fmt: skip
+        begun = time.perf_counter()
+        try:
+            scores = scores_of(read_prompt(loaded, prompt, SEED), hooks_for(document, task))
+        except RuntimeError as error:  # out of memory beside other programs: the prompt is left out
+            say(f"{document} {task} failed: {error}")
+            torch.cuda.empty_cache()
+            continue
+        found.append({"document": document, "text": text, "row": row, "task": task, "scores": scores})
         if task == "needle8" and not done:
             say(f"end of the context: {loaded.tokenizer.decode(list(prompt.context[-30:]))!r}")
             say(f"question: {loaded.tokenizer.decode(list(prompt.question))!r}")
             say(f"answer: {loaded.tokenizer.decode(list(prompt.answer))!r}")
         if done % 10 == 0:
-            say(f"{document} {task}: full {scores['full']['accuracy']}; {len(hooks)} methods, predictions took "
-                f"{time.perf_counter() - prepared:.2f} s")  # fmt: skip
+            seconds = time.perf_counter() - begun
+            say(f"{document} {task}: full {scores['full']}; {len(scores)} methods in {seconds:.2f} s")
             write(name, found)
     write(name, found)
     say(f"{len(found)} prompts")
