@@ -408,7 +408,9 @@ def heads(tokens: int) -> None:
     rows = {
         name: compared([list(head) for head in places], run, kv) for name, places in found.items() if "only" in name
     }
-    write("heads.json", {"heads": found, "probe": rows, "tokens": tokens})
+    records = [[record.layer, record.head, record.regime.value if record.regime else None, record.horizon,
+                record.score_std, record.effective_tokens[-1], record.sink_mass] for record in run.records]  # fmt: skip
+    write("heads.json", {"heads": found, "probe": rows, "tokens": tokens, "kv_heads": kv, "records": records})
     say(json.dumps(rows))
 
 
