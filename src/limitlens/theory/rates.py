@@ -126,10 +126,6 @@ def tail_horizon(law: Measure, A: ArrayLike) -> float:
 
     The means of a mixture change K(2t) − 2K(t), the logarithm of n times the variance, by bounded terms only. Exponents
     are therefore those of the components (keys Σ_i, queries Σ_j) with the largest ‖Σ_i^{1/2} A Σ_j^{1/2}‖₂ (heuristic).
-
-    >>> mu = ll.GaussianMixture([0.5, 0.5], [[-3.0], [3.0]], 1.0)
-    >>> round(theory.rates.tail_horizon(mu, [[0.3]]), 4), round(theory.reach(mu.covariance, [[0.3]]).horizon, 4)
-    (0.3, 3.0)
     """
     score = as_array("A", A, ndim=2)
     parts = law.components if isinstance(law, GaussianMixture) else (law,)
