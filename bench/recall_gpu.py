@@ -5,7 +5,7 @@
     python -m bench.recall_gpu time CONTEXT[,CONTEXT]         seconds of each method's prefill; runs alone
     python -m bench.recall_gpu heads TOKENS                   heads that recall, and a probe of the model
     python -m bench.recall_gpu gather FILE                    everything in the folder as one JSON file
-    python -m bench.recall_gpu report FILE RESULTS            means, paired differences and shares, without a model
+    python -m bench.recall_gpu report FILE RESULTS [SECONDS]  means, paired differences and shares, without a model
 
 RECALL_SECONDS bounds each stage: what is finished by then is kept. Other variables: `OPTIONS`. Prompts come alternately
 from the texts of RECALL_TEXTS (each window of a text is used once a task), plans from RECALL_CORPUS.
@@ -64,6 +64,7 @@ GOALS: dict[str, Mapping[str, float] | None] = {
     "strong": {"text": 1.0, "recall": 10.0}, "recall": {"text": 0.0, "recall": 1.0},
 }  # fmt: skip
 MAIN = ("needle8", TEXT)
+ENOUGH, MOST = 0.95, 0.05  # recall as a share of the full cache's, and KL on text, of the smallest share
 SEED = 0
 SCORES = ("accuracy", "nll", "kl", "agreement")
 BEGAN = time.perf_counter()
@@ -459,7 +460,45 @@ def estimate(values: Any, baseline: Any = None) -> list[float]:
     return [round(mean.value, 6), round(mean.stderr, 6)]
 
 
-def report(path: str, results: str) -> None:
+def with_kvpress(rows: Sequence[dict[str, Any]], kvpress: Mapping[str, Any]) -> None:
+    """Add the scores of kvpress's own presses to the rows of the same prompts."""
+    own = {(row["document"], row["task"]): row["scores"] for row in rows}
+    share = kvpress["options"]["SHARE"]
+    for task, methods in kvpress["scores"].items():
+        for name, scores in methods.items():
+            for document, values in zip(kvpress["documents"][task], scores, strict=False):
+                if (document, task) in own and np.isfinite(values).all():
+                    own[document, task][f"{name}:{share}"] = values
+
+
+def by_share(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Accuracy on needle8 beside that of the full cache, and KL on text, by method and share, on the same prompts.
+
+    The smallest share of a method is the first from which on recall is at least `ENOUGH` and KL at most `MOST`.
+    """
+    swept = {task: [row["scores"] for row in rows if row["task"] == task and row["document"] < int(option("SWEPT"))]
+             for task in MAIN}  # fmt: skip
+    found: dict[str, Any] = {}
+    for name in swept["needle8"][0] if swept["needle8"] and swept[TEXT] else ():
+        method, _, share = name.rpartition(":")
+        if not method or any(name not in row for part in swept.values() for row in part):
+            continue
+        right = np.array([[row[name][0], row["full"][0]] for row in swept["needle8"]])
+        row = {"accuracy": estimate(right[:, 0]), "accuracy_minus_full": estimate(right[:, 0], right[:, 1]),
+               "of_full": round(right[:, 0].mean() / max(right[:, 1].mean(), 1e-9), 4),
+               "needle8_kl": estimate(np.array([row[name][2] for row in swept["needle8"]])),
+               "text_kl": estimate(np.array([row[name][2] for row in swept[TEXT]]))}  # fmt: skip
+        found.setdefault(method, {"full": round(right[:, 1].mean(), 4), "shares": {}})["shares"][share] = row
+    for method in found.values():
+        shares = sorted(method["shares"], key=float, reverse=True)
+        enough = [share for share in shares if method["shares"][share]["of_full"] >= ENOUGH
+                  and method["shares"][share]["text_kl"][0] <= MOST]  # fmt: skip
+        first = next((k for k, share in enumerate(shares) if share not in enough), len(shares))
+        method["smallest"] = float(shares[first - 1]) if first else None
+    return found
+
+
+def report(path: str, results: str, *timed: str) -> None:
     """Summaries of the gathered scores by context, all texts together and each by itself."""
     parts = json.loads(Path(path).read_text())
     found: dict[str, Any] = {"command": "python -m bench.recall_gpu", "options": parts.pop("options")}
@@ -468,13 +507,17 @@ def report(path: str, results: str) -> None:
         if name.startswith("ask-"):
             rows.setdefault(name.split("-")[1], []).extend(part)
     for context, own in rows.items():
+        own.sort(key=lambda row: (row["document"], row["task"]))
+        if context == "4096" and "kvpress.json" in parts:
+            with_kvpress(own, parts["kvpress.json"])
         texts = dict.fromkeys(row["text"] for row in own)
-        by_text = {text: summary([row for row in own if row["text"] == text]) for text in texts}
-        found[context] = {"tasks": summary(own), "by_text": by_text}
+        by_text = {text: summary([row for row in own if row["text"] == text and row["task"] in MAIN]) for text in texts}
+        found[context] = {"tasks": summary(own), "by_share": by_share(own), "by_text": by_text}
     found["plans"] = [part for name, part in parts.items() if name.startswith("plan-")]
-    found |= {
-        name.removesuffix(".json"): part for name, part in parts.items() if not name.startswith(("ask-", "plan-"))
-    }
+    if "heads.json" in parts:
+        found["heads"] = {key: value for key, value in parts["heads.json"].items() if key != "records"}
+    for other in timed:
+        found["seconds"] = json.loads(Path(other).read_text())
     Path(results).write_text(json.dumps(found, indent=1) + "\n")
 
 
