@@ -26,7 +26,7 @@ from limitlens.cache.certify import LIVE, measure_reads, prompt_scores, summaris
 from limitlens.cache.cut import cut_windows, window_order
 from limitlens.models import load
 
-MAIN = ("denominator", "output", "int4", "int3")  # rules for the other promises and contexts
+MAIN = ("denominator", "both", "output", "int4", "int3")  # rules for the other promises and contexts
 PROMISES = {(0.1, 0.1): tuple(RULES), (0.05, 0.1): MAIN, (0.2, 0.05): MAIN}
 DRAWS, SEED, ALL = 64, 1, 4096  # all rules are measured at this context
 TASKS = ("text", "needle1", "needle8")

@@ -87,8 +87,7 @@ def halves(text: str, folder: str) -> list[str]:
 
 @cache
 def opened(loaded: LoadedModel, text: str, window: int) -> Windows:
-    device = str(loaded.model.device)
-    return open_windows(loaded, text, 10**7, window=window, special="auto", device=device, fewer=True)[1]
+    return open_windows(loaded, text, 10**7, window=window, special="auto", device="cpu", fewer=True)[1]
 
 
 def measured(
@@ -205,9 +204,7 @@ def build(loaded: LoadedModel, path: str, folder: str, count: int = 32) -> dict[
 
 def kinds(loaded: LoadedModel, text: str) -> dict[tuple[int, int], str]:
     """Kind of each head: induction (on random tokens that come twice), local (on text), or other."""
-    _, windows = open_windows(
-        loaded, text, 8 * LENGTH, window=LENGTH, special="auto", device=str(loaded.model.device), fewer=True
-    )
+    _, windows = open_windows(loaded, text, 8 * LENGTH, window=LENGTH, special="auto", device="cpu", fewer=True)
     rng, found = np.random.default_rng(0), {}
     random = rng.integers(1000, 20000, LENGTH // 2)
     rows = np.concatenate((windows.read([0, 1, 2, 3]), np.tile(random, 2)[None]))

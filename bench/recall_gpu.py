@@ -30,8 +30,10 @@ import torch
 
 import limitlens as ll
 from bench.recall import compared, recalling_heads
-from limitlens.attention.policies import SHARED
+from limitlens.attention.policies import SHARED, Selection, keep
+from limitlens.attention.policies.base import held_first
 from limitlens.cache.budgets import fisher_costs
+from limitlens.cache.compressed import budgets_for
 from limitlens.cache.cut import BEHIND, cut_windows, measure_cut, window_order
 from limitlens.cache.layers import layer_caches
 from limitlens.cache.plan import Plan, make_plan
@@ -41,6 +43,7 @@ from limitlens.cache.reconstruction import repeat_attention
 from limitlens.cache.tasks import SOLVED, TEXT, prompts_of
 from limitlens.models import LoadedModel, Windows, load, open_corpus
 from limitlens.models.chat import chat_of
+from limitlens.models.intervene import PolicyHook, kv_shape
 from limitlens.statistics.documents import paired_mean
 
 OPTIONS = {
@@ -48,7 +51,10 @@ OPTIONS = {
     "CORPUS": "stdlib-docs", "TEXTS": "stdlib-docs", "WINDOWS": "8,2",  # of plans: to fit, to check
     "SHARES": "0.25,0.125", "SWEEP": "0.15,0.2,0.3,0.4,0.5", "GOALS": "fisher,text,both,recall",
     "TASKS": "needle8:200,text:200,needle1:60,hop:60,repeat:60,words:60", "SWEPT": "40",  # prompts of the other shares
+    "ROUNDS": "2",  # refits to recall, at most
+    "CALIBRATION": "24",  # prompts on which recall is fitted, at most
     "METHODS": "",  # parts of names of methods; empty: all
+    "FOLLOW": "1",  # also divide the keys of plans for reconstruction scores by the prompt
 }  # fmt: skip
 MEASURED = ("streaming", "snapkv", "expected", "reconstruction")  # key policies of plans
 UNIFORM = ("expected", "reconstruction", "snapkv", "streaming")
@@ -122,16 +128,23 @@ def fit(context: int, policies: Sequence[str]) -> None:
     say(f"{windows.count} windows of {windows.length} tokens")
     curves = measure_cut(loaded, windows, order, context, MEASURED, seed=SEED)
     say("error curves")
-    measured = curves, fisher_costs(loaded, windows, order[:fitted], context, seed=SEED), layer_caches(loaded, context)
-    say("Fisher costs")
-    axes = TwoAxes(loaded, windows, order[:fitted], curves, {"text": 1.0}, SEED)
-    for goal in option("GOALS").split(","):
+    goals = option("GOALS").split(",")
+    fisher = np.zeros(curves.full.shape[1:])
+    if "fisher" in goals:
+        fisher = fisher_costs(loaded, windows, order[:fitted], context, seed=SEED)
+        say("Fisher costs")
+    measured = curves, fisher, layer_caches(loaded, context)
+    axes = TwoAxes(loaded, windows, order[:fitted], curves, {"text": 1.0}, SEED, rounds=int(option("ROUNDS")))
+    for goal in goals:
         for share in shares():
             for policy in policies:
                 begun, weights = time.perf_counter(), GOALS[goal]
                 if late() or (goal == "recall" and share != shares()[0]):
                     continue
                 axes.weights = weights or {}
+                if "recall" in axes.weights:
+                    reads, families = axes.calibrated
+                    axes.calibrated = reads[: int(option("CALIBRATION"))], families
                 made = make_plan(*measured, policy=policy, share=share, fitted=fitted,
                                  axes=None if weights is None else axes)  # fmt: skip
                 made = replace(made, model=loaded.name, corpus=option("CORPUS"), seed=SEED)
@@ -139,17 +152,16 @@ def fit(context: int, policies: Sequence[str]) -> None:
                 made.save(path)
                 seconds = time.perf_counter() - begun
                 found = None if made.recall is None else vars(made.recall)
-                errors = {total.policy: vars(total.error) for total in made.totals}
                 write(f"{path.name}.json", {
                     "context": context, "policy": policy, "goal": goal, "share": share, "seconds": seconds,
-                    "recall": found, "budgets": made.budgets, "policies": made.policies, "errors": errors,
+                    "recall": found, "budgets": made.budgets, "policies": made.policies,
                 })  # fmt: skip
                 say(f"{path.name}: {seconds:.1f} s {found}")
 
 
 def plans(context: int) -> dict[str, Plan]:
-    """Plans of a context length by name, policy:goal:share."""
-    found = {}
+    """Plans of a context length by name, policy:goal:share; for longer contexts those of 4,096 too, "scaled"."""
+    found = {} if context <= 4096 else {f"scaled:{name}": plan for name, plan in plans(4096).items()}
     for share in shares():
         for path in sorted(Path(option("FOLDER")).glob(f"plan-{context}-*-{share:g}")):
             policy, goal = path.name.split("-")[2:4]
@@ -159,8 +171,46 @@ def plans(context: int) -> dict[str, Plan]:
     return found
 
 
-def hooks_of(read: ReadPrompt, made: Mapping[str, Plan], ablated: Mapping[str, Any], swept: bool) -> dict[str, Any]:
-    """Cuts by the name of the method and its share: plans, shared and uniform baselines, and ablations of heads."""
+def typical_scores(loaded: LoadedModel, made: Mapping[str, Plan], context: int) -> dict[str, torch.Tensor]:
+    """Logarithms (layers, kv heads) of the reconstruction score of the last key that a plan keeps, by name of the plan.
+
+    Means over windows of the calibration text. Plans with other policies are left out.
+    """
+    windows = cut_windows(loaded, unpacked(option("CORPUS")), "auto", context)
+    rows = window_order(windows, SEED)[: int(option("WINDOWS").split(",")[0])]
+    made = {name: plan for name, plan in made.items() if name.startswith("reconstruction:")}
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in made}
+    for row in rows:
+        (prompt,) = prompts_of(loaded, windows, row, (TEXT,), context, SEED)
+        logs = torch.stack(read_prompt(loaded, prompt, SEED).repeat).log().sort(-1, descending=True).values
+        for name, plan in made.items():
+            last = torch.tensor(plan.budgets, device=logs.device).clamp(1, context) - 1
+            found[name].append(logs.gather(-1, last[..., None])[..., 0])
+    return {name: torch.stack(parts).mean(0) for name, parts in found.items() if parts}
+
+
+def follow(read: ReadPrompt, plan: Plan, typical: torch.Tensor) -> PolicyHook:
+    """Cut with the plan's number of keys in all, divided by the prompt: scores over the plan's typical scores.
+
+    A head keeps more keys than planned where the prompt gives its keys larger scores than the calibration text did.
+    """
+    budgets = torch.tensor(plan.budgets, device=typical.device)
+    logs = torch.stack(read.repeat).log() - typical[..., None]
+    logs = held_first(logs, 1).masked_fill((budgets >= 0.95 * read.context)[..., None], float("inf"))
+    masks = keep(logs.flatten(), int(budgets.sum())).view_as(logs)
+    hook = PolicyHook("recent", 0, read.context, SEED, kv_shape(read.loaded.model))
+    hook.selected = {layer: Selection(mask[None, :, None]) for layer, mask in enumerate(masks)}
+    return hook
+
+
+def hooks_of(
+    read: ReadPrompt, made: Mapping[str, Plan], ablated: Mapping[str, Any], typical: Mapping[str, torch.Tensor],
+    swept: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Cuts by the name of the method and its share: plans, shared and uniform baselines, and ablations of heads.
+
+    "follow" divides a plan's keys by the prompt. A plan of another context gives its shares ("scaled").
+    """
     wanted = [float(share) for share in option("SHARES").split(",")]
     makers: dict[str, Callable[[], Any]] = {}
     for share in shares():
@@ -169,12 +219,14 @@ def hooks_of(read: ReadPrompt, made: Mapping[str, Plan], ablated: Mapping[str, A
             continue
         for name, plan in own.items():
             if share in wanted or name.startswith(("reconstruction:text", "reconstruction:both", "best:both")):
-                makers[name] = partial(read.cut, plan.policies, plan.budgets)
-        first = next(iter(own.values()))
-        whole = round(share * first.total.entries_without_plan)
+                makers[name] = partial(read.cut, plan.policies, budgets_for(plan, read.context))
+            if name in typical and share in wanted:
+                makers[f"follow:{name}"] = partial(follow, read, plan, typical[name])
+        whole = round(share * read.context * int(np.prod(kv_shape(read.loaded.model))))
+        first = made.get(f"reconstruction:fisher:{share:g}")  # its other allocations need Fisher costs
         for rule in SHARED:
             makers[f"{rule}:{share:g}"] = partial(read.shared, rule, whole)
-        if share in wanted:
+        if share in wanted and first is not None:
             makers[f"duo:{share:g}"] = partial(read.cut, "streaming", first.allocations["streaming"]["duo"])
             for name in UNIFORM:
                 makers[f"{name}:uniform:{share:g}"] = partial(read.cut, name, first.allocations[name]["uniform"])
@@ -233,6 +285,7 @@ def ask(context: int, part: str) -> None:
     loaded = model()
     made = plans(context)
     ablated = ablations(made)
+    typical = typical_scores(loaded, made, context) if option("FOLLOW") == "1" else {}
     say(f"plans {list(made)}, ablations {ablated}")
     tasks = {name: int(count) for name, count in (pair.split(":") for pair in option("TASKS").split(","))}
     rows = rows_of(loaded, context, max(tasks.values()))
@@ -247,7 +300,7 @@ def ask(context: int, part: str) -> None:
         windows, row, text = rows[document]
         (prompt,) = prompts_of(loaded, windows, row, (task,), context, SEED + 1)
         read = read_prompt(loaded, prompt, SEED)
-        hooks = hooks_of(read, made, ablated, document < int(option("SWEPT")) and task in ("needle8", TEXT))
+        hooks = hooks_of(read, made, ablated, typical, document < int(option("SWEPT")) and task in ("needle8", TEXT))
         prepared = time.perf_counter()
         predicted = read.predict_each([None, *hooks.values()])
         full = next(predicted)

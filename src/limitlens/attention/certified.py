@@ -34,8 +34,9 @@ MUCH = 0.6  # share of the keys from which on a query reads everything
 class ReadRule:
     """How a query selects the keys it reads: prediction of the scores, heavy keys, sampled tail and size of the sample.
 
-    Sizes: a normal quantile for the "denominator" alone or for the "trace" of the output's covariance, a weighted
-    chi-square ("chi2"), the same with a check of each sample ("checked"), or an empirical Bernstein bound ("proved").
+    Sizes: a normal quantile for the "denominator" alone, for numerator and denominator ("both") or for the "trace" of
+    the output's covariance, a weighted chi-square ("chi2"), the same with a check of each sample ("checked"), or an
+    empirical Bernstein bound ("proved").
     """
 
     label: str
@@ -60,6 +61,7 @@ class ReadRule:
 
 RULES = {
     "denominator": ReadRule("uniform tail, CLT of the denominator", "int4", "denominator", "uniform", 0.02),
+    "both": ReadRule("uniform tail, CLT of both sums", "int4", "both", "uniform", 0.02),
     "output": ReadRule("uniform tail, CLT of the output", "int4", "trace", "uniform", 0.02),
     "chi2": ReadRule("4-bit keys, no check", "int4", "chi2"),
     "int4": ReadRule("4-bit keys", "int4"),
@@ -129,7 +131,7 @@ def read_keys(
     exact = weight * fixed
     mass = exact.sum(-1) + (0 if sinks is None else (sinks - peak[:, 0]).exp())
     value = value if value.ndim == 3 else value[None]
-    known = torch.cat([mass[:, None], (exact.unflatten(0, (len(value), -1)) @ value).flatten(0, 1)], -1)
+    known = torch.cat([mass[:, None], (exact.view(len(value), -1, exact.shape[-1]) @ value).flatten(0, 1)], -1)
     first = torch.arange(len(scores), device=scores.device) * len(value) // len(scores) * value.shape[1]
     length, value = value.norm(dim=-1).amax(-1), value.flatten(0, 1)  # longest value of each group, and all values
     odds = torch.where(tail, uniform / share, torch.inf)
@@ -215,20 +217,29 @@ class _Sample:
         """Whether the estimated error keeps the promise (ε, δ), and the level at which it should."""
         error, delta = promise
         weight = (self.weight / self.mass[:, None])[..., None]
-        influence = weight if size == "denominator" else weight * (self.value - self.output[:, None])
-        base = torch.where(self.valid, influence.square().sum(-1) / self.chance, 0)
-        terms = base * (1 / self.chance - 1)
+        norm, missing = self.output.square().sum(-1), 1 / self.chance - 1
+
+        def squares(influence: Tensor) -> Tensor:
+            return torch.where(self.valid, influence.square().sum(-1) / self.chance, 0)
+
+        influence = weight * (self.value - self.output[:, None])
+        base = squares(weight if size == "denominator" else influence)
+        if size == "both":  # (e_D + e_N)², for the relative errors of the denominator and of the numerator
+            both = squares(weight), squares(weight * self.value) / norm[:, None]
+            d, n = ((part * missing).sum(-1, keepdim=True).sqrt().clamp_min(1e-30) for part in both)
+            base = both[0] * (1 + n / d) + both[1] * (1 + d / n)
+            error, delta = error / 2, delta / 2  # |Γ̂ − Γ| ≤ 2 (e_D + e_N) |Γ|, with δ/2 for each
+        terms = base * missing
         trace = terms.sum(-1)
-        norm = self.output.square().sum(-1)
-        limit = torch.ones_like(norm) if size == "denominator" else (norm - trace).clamp_min(0.1 * norm)
+        limit = torch.ones_like(norm) if size in ("denominator", "both") else (norm - trace).clamp_min(0.1 * norm)
         limit = error**2 * limit  # |Γ̂|² is larger than |Γ|² by the trace, on average
-        if size in ("denominator", "trace"):
+        if size in ("denominator", "both", "trace"):
             factor = checked = error_quantile(1.0, 1.0, delta)
         else:
-            root = influence * torch.where(self.valid, (1 / self.chance - 1) / self.chance, 0).sqrt()[..., None]
-            spread = ((1 - self.chance) * terms.square()).sum(-1)
-            parts = torch.stack([trace, (root.mT @ root).square().sum((-1, -2)), spread]).double().cpu().numpy()
-            total, square, spread = np.maximum(parts, [[1e-200], [0], [np.finfo(float).tiny]])
+            root = influence * torch.where(self.valid, missing / self.chance, 0).sqrt()[..., None]
+            sums = trace, (root.mT @ root).square().sum((-1, -2)), ((1 - self.chance) * terms.square()).sum(-1)
+            parts = torch.stack(sums).double().cpu().numpy()
+            total, square, spread = np.maximum(parts, np.array([[1e-200], [0], [np.finfo(float).tiny]]))
             factor = checked = error_quantile(total, square, delta) / total
             if size == "checked":
                 # Half of δ, because a sample that underestimates its own variance is the one that passes the check.

@@ -166,7 +166,7 @@ def _layer_reads(
             predictions[kind] = _predictions(call, heads, places, rule)
         predicted = of(predictions[kind])
         mask, weights = read_keys(rule, own, predicted, value, visible, promise, uniform.flatten(0, 1), sunk)
-        mask, weights = (part.unflatten(0, (-1, draws)) for part in (mask, weights))
+        mask, weights = (part.view(-1, draws, total) for part in (mask, weights))
         _, output = attend_subset(scores, value, mask=mask, log_weights=weights, sinks=sinks if sinks is None else
                                   sinks[:, -1:].expand(-1, draws))  # fmt: skip
         wrong, read = (output - full[:, None]).norm(dim=-1), mask.sum(-1)
@@ -174,7 +174,7 @@ def _layer_reads(
         numbers = (read / number, whole | (wrong <= promise[0] * full.norm(dim=-1, keepdim=True)),
                    whole | (wrong <= promise[0] * rms[:, None]), whole)  # fmt: skip
         found[j, heads.cpu()] = torch.stack([part.float().mean(-1) for part in numbers], -1).cpu().numpy()
-        together = mask.unflatten(0, (-1, groups)).any(1).sum((-1, -2))
+        together = mask.view(-1, groups, draws, total).any(1).sum((-1, -2))
         shared[j, chosen] = (together / (draws * number[::groups, 0])).cpu().numpy()
     return found, shared, known
 
@@ -288,5 +288,5 @@ def task_result(task: str, rows: Sequence[Sequence[float]]) -> TaskScores:
     """Means over prompts of the rows of `prompt_scores`, with errors of the KL and of the paired accuracy."""
     table = np.array(rows)
     kl, change = (paired_mean(values) for values in (table[:, 0], table[:, 2] - table[:, 3]))
-    means = (float(part) for part in table[:, 1:].mean(0))
-    return TaskScores(task, len(rows), kl.value, kl.stderr, *means, change.stderr)
+    agreement, accuracy, whole = (float(part) for part in table[:, 1:].mean(0))
+    return TaskScores(task, len(rows), kl.value, kl.stderr, agreement, accuracy, whole, change.stderr)

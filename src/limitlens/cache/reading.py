@@ -101,11 +101,11 @@ class ReadPrompt:
                 continue
             whole = torch.ones(1, call.key.shape[1], 1, self.context, dtype=torch.bool, device=call.key.device)
             parts = [Selection(whole) if hook is None else hook.selected[call.layer] for hook in hooks]
-            mask = torch.cat([part.mask for part in parts])
+            mask = torch.cat([part.mask.expand(whole.shape) for part in parts])
             weights = None
             if any(part.log_weights is not None for part in parts):
                 weights = torch.cat([torch.zeros_like(whole, dtype=torch.float32) if part.log_weights is None
-                                     else part.log_weights.expand(part.mask.shape) for part in parts])  # fmt: skip
+                                     else part.log_weights.expand(whole.shape) for part in parts])  # fmt: skip
             joined.selected[call.layer] = Selection(mask, weights)
         return joined
 

@@ -324,7 +324,7 @@ def certified_reads(
             sinks = None if found[3] is None else found[3].flatten()
             uniform = torch.rand(scores.shape, generator=generator, device=device)
             own = read_keys(chosen, scores, predicted, found[1], seen, promise, uniform, sinks)
-            mask[b, :, rows], weights[b, :, rows] = (part.unflatten(0, (heads, -1)) for part in own)
+            mask[b, :, rows], weights[b, :, rows] = (part.view(heads, -1, total) for part in own)
         return _with(call, mask, weights)
 
     return change

@@ -177,6 +177,7 @@ def read(
             held = trace * _quantile(CHECKED, 1.0, nu, ROWS, COLUMNS, ROW_STEP, COLUMN_STEP) <= limit
             grow = first * 0 + MOST
             if sure & ~held:  # the check passes for fewer directions with less error; count them, and plan
+                unit = 16 / tl.sqrt(tl.maximum(trace, 1e-30))  # so that the covariance has the trace 256
                 later, covariance = tl.zeros([BN, LEVELS], tl.float32), tl.zeros([D, D], tl.float32)
                 for start in range(FIXED, total, BN):
                     i = start + e
@@ -189,10 +190,9 @@ def read(
                     chance = tl.minimum(level * share, 1.0)
                     base = weight * weight * tl.sum(away * away, 1) / chance
                     later += base[:, None] * (1 / tl.minimum((level * share)[:, None] * growth[None, :], 1.0) - 1)
-                    x = away * (weight * tl.sqrt((1 / chance - 1) / chance))[:, None]
-                    x = x.to(tl.bfloat16)
+                    x = (away * (unit * weight * tl.sqrt((1 / chance - 1) / chance))[:, None]).to(tl.float16)
                     covariance = tl.dot(tl.trans(x), x, covariance)
-                f = trace * trace / tl.maximum(tl.sum(tl.sum(covariance * covariance, 1), 0), 1e-30)
+                f = 65536.0 / tl.maximum(tl.sum(tl.sum(covariance * covariance, 1), 0), 1e-30)
                 held = trace * _quantile(CHECKED, f, nu, ROWS, COLUMNS, ROW_STEP, COLUMN_STEP) <= limit
                 planned = limit / _quantile(PLANNED, f, nu, ROWS, COLUMNS, ROW_STEP, COLUMN_STEP)
                 grow = tl.min(tl.where(tl.sum(later, 0) <= planned, growth, MOST), 0)

@@ -53,9 +53,8 @@ class PackedKeys:
 def tables(delta: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """Logarithms of the quantiles that check a sample and that plan the next, by log f and log ν."""
     f, nu = np.exp(ROW_STEP * np.arange(FREEDOMS))[:, None], np.exp(COLUMN_STEP * np.arange(DEGREES))
-    checked = error_quantile(1.0, 1 / f, delta / 2, nu)
-    planned = np.broadcast_to(error_quantile(1.0, 1 / f, delta), checked.shape)
-    checked, planned = (torch.from_numpy(np.log(part)).float().to(device) for part in (checked, planned))
+    found = error_quantile(1.0, 1 / f, delta / 2, nu), error_quantile(1.0, 1 / f + 0 * nu, delta)
+    checked, planned = (torch.from_numpy(np.log(part)).float().to(device) for part in found)
     return checked, planned
 
 
