@@ -9,21 +9,16 @@ offsets are float16; a larger sample is the smallest of 16 sizes that should pas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from limitlens.arrays import Lazy
 from limitlens.attention import certified as rule
 from limitlens.attention.kernels.split import padded
-from limitlens.theory.certificates import error_quantile
 
 programs = Lazy("limitlens.attention.kernels.read_programs")  # compiled when first used; triton may be missing
 
-FREEDOMS, DEGREES = 32, 96  # rows and columns of a table of quantiles: effective directions, degrees of freedom
-ROW_STEP, COLUMN_STEP = float(np.log(512)) / (FREEDOMS - 1), float(np.log(1e6)) / (DEGREES - 1)
 PART, SCAN, KEYS, LEVELS = 8, 2048, 64, 16  # groups of a program; keys scanned and gathered at a time; sizes tried
 LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}  # of `read`: several programs on a processor
 SPLIT = 2048  # keys of a program, for queries that read everything
@@ -49,15 +44,6 @@ class PackedKeys:
         return cls(codes, step.squeeze(-2).contiguous(), low.squeeze(-2).contiguous())
 
 
-@lru_cache
-def tables(delta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Logarithms of the quantiles that check a sample and that plan the next, by log f and log ν."""
-    f, nu = np.exp(ROW_STEP * np.arange(FREEDOMS))[:, None], np.exp(COLUMN_STEP * np.arange(DEGREES))
-    found = error_quantile(1.0, 1 / f, delta / 2, nu), error_quantile(1.0, 1 / f + 0 * nu, delta)
-    checked, planned = (torch.from_numpy(np.log(part)).float().to(device) for part in found)
-    return checked, planned
-
-
 def attend(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedKeys, promise: tuple[float, float],
     *, scale: float, seed: int = 0, much: float = rule.MUCH, kept: dict[str, Tensor] | None = None,
@@ -80,12 +66,13 @@ def attend(
         query, packed.codes, packed.step, packed.low, scores, peak, mass, scale, n, of, rule.SINKS, rule.WINDOW,
         groups, wide, dim, rule.GROUP, PART,
     )  # fmt: skip
+    planned, checked = rule.quantiles(promise[1], query.device)
     first = max(float(rule.FEWEST), rule.FIRST * n)
     programs.read[(rows,)](
-        query, key, value, scores, peak, mass, *tables(promise[1], query.device), listed, exact, output, count,
+        query, key, value, scores, peak, mass, checked, planned, listed, exact, output, count,
         everything, seed, scale, promise[0], first, n, room, parts, rule.SINKS, rule.WINDOW, rule.DEFENSIVE,
-        rule.STAGES, rule.UNSURE, *rule.GROWTH, much, groups, dim, padded(parts), SCAN, KEYS, LEVELS, FREEDOMS,
-        DEGREES, ROW_STEP, COLUMN_STEP, **LAUNCH,
+        rule.STAGES, rule.UNSURE, *rule.GROWTH, much, groups, dim, padded(parts), SCAN, KEYS, LEVELS, rule.DIRECTIONS,
+        rule.DEGREES, rule.FREEDOM, rule.DEGREE, **LAUNCH,
     )  # fmt: skip
     peak, mass = new(rows, splits).float(), new(rows, splits).float()
     programs.whole[(pairs, splits)](
