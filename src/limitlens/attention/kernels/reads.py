@@ -9,6 +9,7 @@ offsets are float16; a larger sample is the smallest of 16 sizes that should pas
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from limitlens.attention.kernels.split import padded
 
 programs = Lazy("limitlens.attention.kernels.read_programs")  # compiled when first used; triton may be missing
 
-PART, SCAN, KEYS, LEVELS = 8, 2048, 64, 16  # groups of a program; keys scanned and gathered at a time; sizes tried
+PART, SCAN, KEYS, LEVELS = 16, 4096, 64, 16  # groups of a program; keys scanned and gathered at once; sizes tried
+SPLITS, DRAWN = 4, 640  # programs that draw the first sample of a query, and most keys of each
 LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}  # of `read`: several programs on a processor
 SPLIT = 2048  # keys of a program, for queries that read everything
 
@@ -30,15 +32,16 @@ class PackedKeys:
 
     codes: Tensor  # int16, four channels in a word
     step: Tensor  # (b, h, groups, k) float16
-    low: Tensor
+    low: Tensor  # a number is low + step · (16 + code)
 
     @classmethod
     def of(cls, key: Tensor) -> PackedKeys:
         """Round keys (b, h, n, k) to 16 levels by channel and group; k is a multiple of 64."""
         groups = rule._grouped(key.float(), rule.GROUP)
-        low = groups.amin(-2, keepdim=True).half()
-        step = ((groups.amax(-2, keepdim=True) - low.float()) / 15).clamp_min(1e-6).half()
-        code = ((groups - low.float()) / step.float()).round_().clamp_(0, 15).to(torch.int16)
+        lowest = groups.amin(-2, keepdim=True)
+        step = ((groups.amax(-2, keepdim=True) - lowest) / 15).clamp_min(1e-6).half()
+        low = (lowest - 16 * step.float()).half()
+        code = ((groups - low.float()) / step.float() - 16).round_().clamp_(0, 15).to(torch.int16)
         first, second, third, fourth = code.chunk(4, -1)
         codes = first | second << 4 | third << 8 | fourth << 12
         return cls(codes, step.squeeze(-2).contiguous(), low.squeeze(-2).contiguous())
@@ -56,29 +59,41 @@ def attend(
     rows, pairs, groups, of = batch * heads, batch * kv_heads, heads // kv_heads, packed.codes.shape[2]
     parts, splits = -(-of // PART), -(-n // SPLIT)
     room = int(min(1.0, much + 0.05) * n) + rule.SINKS + rule.WINDOW + 1024
-    new = query.new_empty
-    scores, peak, mass = new(rows, n, dtype=torch.float16), new(rows, parts).float(), new(rows, parts).float()
-    output, sums = new(batch, heads, dim).float(), new(rows, splits, dim).float()
-    listed, exact = new(rows, room, dtype=torch.int32), new(rows, room).float()
-    count, everything = new(rows, dtype=torch.int32), new(rows, dtype=torch.int32)
+    real, whole = partial(query.new_empty, dtype=torch.float32), partial(query.new_empty, dtype=torch.int32)
+    scores = query.new_empty(rows, n, dtype=torch.float16)
+    peak, mass, output, sums = real(rows, parts), real(rows, parts), real(batch, heads, dim), real(rows, splits, dim)
+    count, everything = whole(rows), whole(rows)
     wide = padded(groups)
+    shape = {"SINKS": rule.SINKS, "WINDOW": rule.WINDOW, "G": groups, "D": dim}
     programs.predict[(pairs, parts)](
-        query, packed.codes, packed.step, packed.low, scores, peak, mass, scale, n, of, rule.SINKS, rule.WINDOW,
-        groups, wide, dim, rule.GROUP, PART,
+        query, packed.codes, packed.step, packed.low, real(pairs, of, wide), scores, peak, mass, scale, n, of,
+        GP=wide, GS=1 << (groups - 1).bit_length(), GROUP=rule.GROUP, PART=PART, FAST=query.is_cuda, **shape,
     )  # fmt: skip
     planned, checked = rule.quantiles(promise[1], query.device)
     first = max(float(rule.FEWEST), rule.FIRST * n)
-    programs.read[(rows,)](
-        query, key, value, scores, peak, mass, checked, planned, listed, exact, output, count,
-        everything, seed, scale, promise[0], first, n, room, parts, rule.SINKS, rule.WINDOW, rule.DEFENSIVE,
-        rule.STAGES, rule.UNSURE, *rule.GROWTH, much, groups, dim, padded(parts), SCAN, KEYS, LEVELS, rule.DIRECTIONS,
-        rule.DEGREES, rule.FREEDOM, rule.DEGREE, **LAUNCH,
+    shape |= {"DEFENSIVE": rule.DEFENSIVE, "PARTS": padded(parts), "BN": KEYS}
+    steps = {"ROWS": rule.DIRECTIONS, "COLUMNS": rule.DEGREES, "ROW_STEP": rule.FREEDOM, "COLUMN_STEP": rule.DEGREE}
+    drawn = (whole(rows, SPLITS, DRAWN), real(rows, SPLITS, DRAWN), real(rows, SPLITS), real(rows, SPLITS),
+             real(rows, SPLITS, dim), whole(rows, SPLITS), whole(rows, SPLITS))  # fmt: skip
+    programs.draw[(rows, SPLITS)](
+        query, key, value, scores, peak, mass, *drawn, seed, scale, first, n, parts, -(-n // SPLITS), SCAN=SCAN,
+        ROOM=DRAWN, **shape,
     )  # fmt: skip
-    peak, mass = new(rows, splits).float(), new(rows, splits).float()
+    programs.check[(rows,)](
+        value, scores, peak, mass, checked, *drawn, output, count, everything, promise[0], first, n, parts,
+        UNSURE=rule.UNSURE, SPLITS=SPLITS, ROOM=DRAWN, **shape, **steps,
+    )  # fmt: skip
+    least, most = rule.GROWTH
+    programs.read[(rows,)](
+        query, key, value, scores, peak, mass, checked, planned, whole(rows, room), real(rows, room), output, count,
+        everything, seed, scale, promise[0], first, n, room, parts, STAGES=rule.STAGES, UNSURE=rule.UNSURE,
+        LEAST=least, MOST=most, MUCH=much, SCAN=SCAN, LEVELS=LEVELS, **shape, **steps, **LAUNCH,
+    )  # fmt: skip
+    peak, mass = real(rows, splits), real(rows, splits)
     programs.whole[(pairs, splits)](
         query, key, value, everything, sums, peak, mass, scale, n, SPLIT, groups, wide, dim, KEYS
     )
     programs.merge[(rows,)](everything, sums, peak, mass, output, splits, dim, padded(splits))
     if kept is not None:
-        kept |= {"scores": scores, "list": listed, "whole": everything}
+        kept |= {"scores": scores, "whole": everything}
     return output, count.view(batch, heads)
