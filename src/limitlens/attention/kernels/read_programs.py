@@ -67,36 +67,36 @@ def predict(
     q1 = (tl.load(at + W, mask=mine[None, :], other=0.0).to(tl.float32) * scale).to(tl.float16)
     q2 = (tl.load(at + 2 * W, mask=mine[None, :], other=0.0).to(tl.float32) * scale).to(tl.float16)
     q3 = (tl.load(at + 3 * W, mask=mine[None, :], other=0.0).to(tl.float32) * scale).to(tl.float16)
-    block = part * PART + tl.arange(0, PART)
-    there = block[:, None] < groups
-    at = LOW + (pair * groups + block[:, None]) * D + w[None, :]
+    blocks = part * PART + tl.arange(0, PART)
+    there = blocks[:, None] < groups
+    at = LOW + (pair * groups + blocks[:, None]) * D + w[None, :]
     shift = tl.dot(tl.load(at, mask=there, other=0.0), q0)
     shift = tl.dot(tl.load(at + W, mask=there, other=0.0), q1, shift)
     shift = tl.dot(tl.load(at + 2 * W, mask=there, other=0.0), q2, shift)
     shift = tl.dot(tl.load(at + 3 * W, mask=there, other=0.0), q3, shift)
-    tl.store(SHIFT + (pair * groups + block[:, None]) * GP + g[None, :], shift, mask=there)
+    tl.store(SHIFT + (pair * groups + blocks[:, None]) * GP + g[None, :], shift, mask=there)
     tl.debug_barrier()  # other threads read what these wrote
     for block in range(part * PART, tl.minimum((part + 1) * PART, groups)):
-        at = pair * groups + block
-        word = tl.load(CODES + (at * GROUP + j[:, None]) * W + w[None, :])
-        step = STEP + at * D + w
+        here = pair * groups + block
+        word = tl.load(CODES + (here * GROUP + j[:, None]) * W + w[None, :])
+        step = STEP + here * D + w
         s = tl.dot(_unpacked(word, 0, FAST), q0 * tl.load(step)[:, None])
         s = tl.dot(_unpacked(word, 1, FAST), q1 * tl.load(step + W)[:, None], s)
         s = tl.dot(_unpacked(word, 2, FAST), q2 * tl.load(step + 2 * W)[:, None], s)
         s = tl.dot(_unpacked(word, 3, FAST), q3 * tl.load(step + 3 * W)[:, None], s)
-        s += tl.load(SHIFT + at * GP + g)[None, :]
+        s += tl.load(SHIFT + here * GP + g)[None, :]
         key = block * GROUP + j
-        to = (pair * G + g[None, :]) * n + key[:, None]
-        tl.store(SCORES + to, s.to(tl.float16), mask=mine[None, :] & (key[:, None] < n))
+        rows = (pair * G + g[None, :]) * n + key[:, None]
+        tl.store(SCORES + rows, s.to(tl.float16), mask=mine[None, :] & (key[:, None] < n))
     tl.debug_barrier()
-    g, key = tl.arange(0, GS), part * PART * GROUP + tl.arange(0, PART * GROUP)
-    inner = (g[:, None] < G) & ((key >= SINKS) & (key < n - WINDOW))[None, :]
-    s = tl.load(SCORES + (pair * G + g[:, None]) * n + key[None, :], mask=inner, other=-float("inf")).to(tl.float32)
-    peak = tl.max(s, 1)
-    mass = tl.sum(tl.exp(s - tl.where(peak == -float("inf"), 0.0, peak)[:, None]), 1)
-    to = (pair * G + g) * tl.num_programs(1) + part
-    tl.store(PEAK + to, peak, mask=g < G)
-    tl.store(MASS + to, mass, mask=g < G)
+    h, keys = tl.arange(0, GS), part * PART * GROUP + tl.arange(0, PART * GROUP)
+    inner = (h[:, None] < G) & ((keys >= SINKS) & (keys < n - WINDOW))[None, :]
+    own = tl.load(SCORES + (pair * G + h[:, None]) * n + keys[None, :], mask=inner, other=-float("inf")).to(tl.float32)
+    peak = tl.max(own, 1)
+    mass = tl.sum(tl.exp(own - tl.where(peak == -float("inf"), 0.0, peak)[:, None]), 1)
+    to = (pair * G + h) * tl.num_programs(1) + part
+    tl.store(PEAK + to, peak, mask=h < G)
+    tl.store(MASS + to, mass, mask=h < G)
 
 
 @triton.jit
@@ -184,9 +184,9 @@ def check(
     log_norm, even = _log_norm(PEAK, MASS, row, parts, PARTS), DEFENSIVE / (n - FIXED)
     tops, counts = tl.load(TOP + p), tl.load(FOUND + p)
     top = tl.max(tops, 0)
-    share = tl.exp(tops - top)
-    sum_of = tl.sum(tl.load(SUM + p) * share, 0)
-    out = tl.sum(tl.load(SUMS + p[:, None] * D + c[None, :]) * share[:, None], 0) / sum_of
+    parts_of = tl.exp(tops - top)
+    sum_of = tl.sum(tl.load(SUM + p) * parts_of, 0)
+    out = tl.sum(tl.load(SUMS + p[:, None] * D + c[None, :]) * parts_of[:, None], 0) / sum_of
     log_sum, norm = top + tl.log(sum_of), tl.sum(out * out, 0)
     fits = tl.max(counts, 0) <= ROOM
     traces, spreads = tl.zeros([BN], tl.float32), tl.zeros([BN], tl.float32)

@@ -20,9 +20,10 @@ from limitlens.attention.kernels.split import padded
 
 programs = Lazy("limitlens.attention.kernels.read_programs")  # compiled when first used; triton may be missing
 
-PART, SCAN, KEYS, LEVELS = 16, 4096, 64, 16  # groups of a program; keys scanned and gathered at once; sizes tried
+PART = 16  # groups of a program of `predict`
+SCAN, KEYS, LEVELS = 2048, 32, 16  # keys scanned at a time, and gathered at a time; sizes tried for the next sample
 SPLITS, DRAWN = 4, 640  # programs that draw the first sample of a query, and most keys of each
-LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}  # of `read`: several programs on a processor
+DRAW, READ = {"num_warps": 4}, {"num_warps": 8, "num_stages": 1, "maxnreg": 128}  # launches of `draw` and `read`
 SPLIT = 2048  # keys of a program, for queries that read everything
 
 
@@ -63,11 +64,11 @@ def attend(
     scores = query.new_empty(rows, n, dtype=torch.float16)
     peak, mass, output, sums = real(rows, parts), real(rows, parts), real(batch, heads, dim), real(rows, splits, dim)
     count, everything = whole(rows), whole(rows)
-    wide = padded(groups)
-    shape = {"SINKS": rule.SINKS, "WINDOW": rule.WINDOW, "G": groups, "D": dim}
+    wide, narrow = padded(groups), 1 << (groups - 1).bit_length()
+    shape: dict[str, float] = {"SINKS": rule.SINKS, "WINDOW": rule.WINDOW, "G": groups, "D": dim}
     programs.predict[(pairs, parts)](
-        query, packed.codes, packed.step, packed.low, real(pairs, of, wide), scores, peak, mass, scale, n, of,
-        GP=wide, GS=1 << (groups - 1).bit_length(), GROUP=rule.GROUP, PART=PART, FAST=query.is_cuda, **shape,
+        query, packed.codes, packed.step, packed.low, real(pairs, of, max(8, narrow)), scores, peak, mass, scale, n, of,
+        GP=max(8, narrow), GS=narrow, GROUP=rule.GROUP, PART=PART, FAST=query.is_cuda, **shape,
     )  # fmt: skip
     planned, checked = rule.quantiles(promise[1], query.device)
     first = max(float(rule.FEWEST), rule.FIRST * n)
@@ -77,7 +78,7 @@ def attend(
              real(rows, SPLITS, dim), whole(rows, SPLITS), whole(rows, SPLITS))  # fmt: skip
     programs.draw[(rows, SPLITS)](
         query, key, value, scores, peak, mass, *drawn, seed, scale, first, n, parts, -(-n // SPLITS), SCAN=SCAN,
-        ROOM=DRAWN, **shape,
+        ROOM=DRAWN, **shape, **DRAW,
     )  # fmt: skip
     programs.check[(rows,)](
         value, scores, peak, mass, checked, *drawn, output, count, everything, promise[0], first, n, parts,
@@ -87,11 +88,11 @@ def attend(
     programs.read[(rows,)](
         query, key, value, scores, peak, mass, checked, planned, whole(rows, room), real(rows, room), output, count,
         everything, seed, scale, promise[0], first, n, room, parts, STAGES=rule.STAGES, UNSURE=rule.UNSURE,
-        LEAST=least, MOST=most, MUCH=much, SCAN=SCAN, LEVELS=LEVELS, **shape, **steps, **LAUNCH,
+        LEAST=least, MOST=most, MUCH=much, SCAN=SCAN, LEVELS=LEVELS, **shape, **steps, **READ,
     )  # fmt: skip
     peak, mass = real(rows, splits), real(rows, splits)
     programs.whole[(pairs, splits)](
-        query, key, value, everything, sums, peak, mass, scale, n, SPLIT, groups, wide, dim, KEYS
+        query, key, value, everything, sums, peak, mass, scale, n, SPLIT, groups, wide, dim, 64
     )
     programs.merge[(rows,)](everything, sums, peak, mass, output, splits, dim, padded(splits))
     if kept is not None:
