@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from limitlens.statistics.contexts import between_share, context_record
-from limitlens.statistics.dependence import LONG, PLATEAU, memory
+from limitlens.statistics.dependence import LONG, PLATEAU, block_products, memory
 from theory.test_dependent import ar1, topics
 
 RUNS, BLOCKS, SIZE = 16, 16, 100
 
 
 def blocks_of(value):
-    """Sums over blocks (1, R, blocks, 1) and sums of squares (1, R) of sequences (R, tokens)."""
-    return value.reshape(1, len(value), BLOCKS, -1, 1).sum(3), np.square(value).sum(1)[None]
+    """Products of blocks (R, blocks, blocks) and sums of squares (1, R) of sequences (R, tokens)."""
+    return block_products(value.reshape(1, len(value), BLOCKS, -1, 1).sum(3)), np.square(value).sum(1)[None]
 
 
 @pytest.mark.parametrize(("rho", "time"), [(0.0, 1.0), (0.5, 3.0), (0.8, 9.0)])
