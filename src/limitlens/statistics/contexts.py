@@ -157,6 +157,7 @@ def context_record(
     pairs = np.stack((in_use, output), 1)
     log, stderr = over_documents(lambda mean: 0.5 * np.log(np.maximum(mean[0], _TINY) / mean[1]), pairs)
     half = 1.96 * student_factor(count - 1) * stderr
+    factor = np.exp(half_interval(error, output))
     apart = inside.mean((0, 1)) / (1 - counts[some] / counts[-1])
     distance = None
     if moved is not None:
@@ -166,12 +167,26 @@ def context_record(
     influence, single = influence_of(sums, squares, size)
     products = block_products(influence)
     return ContextRecord(
-        n=counts * size, error=curve.error, error_low=curve.interval[0], error_high=curve.interval[1],
+        n=counts * size, error=curve.error, error_low=curve.error / factor, error_high=curve.error * factor,
         in_use=np.exp(log), in_use_low=np.exp(log - half), in_use_high=np.exp(log + half),
         within=np.sqrt(apart / scale[-1]), between=None if one_document else between_share(products),
         distance=distance, tokens_for={str(error): curve.tokens_for(error).document() for error in errors},
         memory=memory(products, to_numpy(single)[0]),
     )  # fmt: skip
+
+
+def half_interval(error: Array, output: Array) -> Array:
+    """Half the 95% interval of log e, (J,), for e² = mean of `error` (R, R, J) / mean of `output` (R, J).
+
+    Contexts are both rows (they gave the queries) and columns (they are attended to). The influence of a context on
+    log e is the sum of both, since its two parts are correlated: a text of an unusual topic has a large error twice.
+    """
+    count, share = len(error), error / np.maximum(error.mean((0, 1)), _TINY)
+    influence = (share.mean(0) + share.mean(1) - 1 - output / np.maximum(output.mean(0), _TINY)) / 2
+    variance = np.square(influence).mean(0)
+    kurtosis = np.square(np.square(influence)).mean(0) / np.maximum(np.square(variance), _TINY)
+    freedom = np.minimum(count - 1, 2 * count / np.maximum(kurtosis - 1, 1))  # of `variance`, as in the bootstrap
+    return np.asarray(1.96 * student_factor(freedom) * np.sqrt(variance / (count - 1)))
 
 
 def influence_of(sums: Tensor, squares: Tensor, size: int) -> tuple[Tensor, Tensor]:
