@@ -71,7 +71,7 @@ def command(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         name = function.__name__
-        declared = [one for each in (function, also) if each for one in signature(each).parameters.values()]
+        declared = [one for each in (also, function) if each for one in signature(each).parameters.values()]
         own = [one for one in declared if one.kind is not one.VAR_KEYWORD and one.name not in ("call", *passed)]
         more = [
             Parameter(option, Parameter.KEYWORD_ONLY, default=default, annotation=kind)

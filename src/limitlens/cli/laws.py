@@ -1,5 +1,6 @@
 """Commands on attention over random tokens: theory, study, hardmax, tails, scaling, schedules and heat-flow."""
 
+from inspect import signature
 from typing import Annotated, Any
 
 from typer import Context, Option
@@ -10,36 +11,36 @@ from limitlens.errors import InputError
 
 Law = Annotated[str, Option("--measure", help="Law of the tokens: gaussian, mixture, sphere, vmf, ball or cube.")]
 Dim = Annotated[int, Option(help="Dimension of the tokens.")]
-Horizon = Annotated[float, Option(help="Two-sided horizon H of the head.")]
-Spectrum = Annotated[str, Option(help="Singular values of the head: flat, 1/k or dim numbers a,b,c.")]
-MaskSelf = Annotated[bool, Option("--mask-self", help="Leave each query's own token out of its softmax.")]
 Concentration = Annotated[float, Option(help="vmf: concentration.")]
-Components = Annotated[int, Option(help="mixture: number of components.")]
-Separation = Annotated[float, Option(help="mixture: means lie between plus and minus this.")]
 Radius = Annotated[str | None, Option(metavar="R|LO:HI:K", help="Error over |x| <= R; a range sweeps compact laws.")]
 Tokens = Annotated[str | None, Option(metavar="FILE.npy", help="File of tokens (n, dim), instead of a law.")]
 
 
-@command(shares="seed")
-def theory(
-    call: Context,
+def tokens_and_head(
     measure: Law = "gaussian",
     dim: Dim = 1,
     mean: Mean = None,
     covariance: Covariance = None,
     matrix: Matrix = None,
     value: Value = None,
-    horizon: Horizon = 1.0,
-    spectrum: Spectrum = "flat",
+    horizon: Annotated[float, Option(help="Two-sided horizon H of the head.")] = 1.0,
+    spectrum: Annotated[str, Option(help="Singular values of the head: flat, 1/k or dim numbers a,b,c.")] = "flat",
+    mask_self: Annotated[bool, Option("--mask-self", help="Leave each query's own token out of its softmax.")] = False,
+    concentration: Concentration = 5.0,
+    components: Annotated[int, Option(help="mixture: number of components.")] = 2,
+    separation: Annotated[float, Option(help="mixture: means lie between plus and minus this.")] = 2.0,
+) -> None:
+    """Options of `theory` and `study`: the law of the tokens, and the head."""
+
+
+@command(shares="seed", also=tokens_and_head)
+def theory(
+    call: Context,
     n: Annotated[float, Option(help="Number of tokens; 1e9 is fine.")] = 10_000,
     sizes: Annotated[str | None, Option(metavar="LO:HI:K", help="Sizes of the predicted error curve.")] = None,
     radius: Annotated[float | None, Option(help="Ball of the uniform bound; default: a typical token.")] = None,
     error: Annotated[float, Option(help="Relative error whose probability is bounded.")] = 0.1,
-    mask_self: MaskSelf = False,
-    concentration: Concentration = 5.0,
-    components: Components = 2,
-    separation: Separation = 2.0,
-    seed: int = 0,
+    **about: Any,
 ) -> Result:
     """Predict error, rate and bounds of attention over n tokens, each marked as proved, verified or heuristic.
 
@@ -48,34 +49,21 @@ def theory(
     from limitlens.experiments.theory_result import theory_report
     from limitlens.sampling.cells import parse_sizes
 
-    named: dict[str, Any] = {"concentration": concentration, "components": components, "separation": separation}
-    law = law_of(call, measure, dim, mean=mean, covariance=covariance, matrix=matrix, **named)
-    head = head_of(call, law, matrix, value, horizon=horizon, spectrum=spectrum, seed=seed)
+    law = law_of(call, **about)
     counts = None if sizes is None else parse_sizes(sizes)
-    return theory_report(law, head, n, sizes=counts, radius=radius, error=error, mask_self=mask_self)
+    options = {"sizes": counts, "radius": radius, "error": error, "mask_self": about["mask_self"]}
+    return theory_report(law, head_of(call, law, **about), n, **options)
 
 
-@command("attending", shares="plot seed device precision memory yes", kept=True)
+@command("attending", shares="plot seed device precision memory yes", kept=True, also=tokens_and_head)
 def study(
     call: Context,
-    measure: Law = "gaussian",
     sample: Tokens = None,
-    dim: Dim = 1,
-    mean: Mean = None,
-    covariance: Covariance = None,
-    matrix: Matrix = None,
-    value: Value = None,
-    horizon: Horizon = 1.0,
     horizons: Annotated[str | None, Option(metavar="LO:HI:K", help="Sweep the horizon over these values.")] = None,
-    spectrum: Spectrum = "flat",
     sizes: Sizes = "1000:30000:12",
     replicates: Replicates = 200,
     queries: Annotated[int | None, Option(help="Queries per sample; by default a pilot chooses.")] = None,
-    mask_self: MaskSelf = False,
     radius: Radius = None,
-    concentration: Concentration = 5.0,
-    components: Components = 2,
-    separation: Separation = 2.0,
     **shared: Any,
 ) -> Result:
     """Measure the error of attention over n tokens against its infinite-token limit, and its rate.
@@ -86,23 +74,22 @@ def study(
     from limitlens.experiments.sweeps import sweep
     from limitlens.sampling.cells import parse_grid
 
-    named: dict[str, Any] = {"concentration": concentration, "components": components, "separation": separation}
-    law = law_of(call, measure, dim, mean=mean, covariance=covariance, matrix=matrix, sample=sample, **named)
-    shape = spectrum_of(spectrum)
+    about = {name: shared.pop(name) for name in signature(tokens_and_head).parameters}
+    law = law_of(call, sample=sample, **about)
+    shape = spectrum_of(about["spectrum"])
     radii = parse_grid(radius, "the radius") if radius is not None else []
     if horizons is not None and len(radii) > 1:
         raise InputError("both --horizons and a range of --radius were given; expected one sweep at a time")
-    given = "--matrix" if matrix is not None else "--value"
-    if (matrix, value) != (None, None) and (horizons is not None or len(radii) > 1):
-        raise InputError(f"{given} was given with a sweep; expected --horizon, since a sweep designs its heads")
-    shared |= {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": mask_self}
+    given = [name for name in ("matrix", "value") if about[name] is not None]
+    if given and (horizons is not None or len(radii) > 1):
+        raise InputError(f"--{given[0]} was given with a sweep; expected --horizon, since a sweep designs its heads")
+    shared |= {"sizes": sizes, "replicates": replicates, "queries": queries, "mask_self": about["mask_self"]}
     if len(radii) > 1:
-        return sweep(law, radii=radii, horizon=horizon, spectrum=shape, **shared)
+        return sweep(law, radii=radii, horizon=about["horizon"], spectrum=shape, **shared)
     shared["radius"] = radii[0] if radii else None
     if horizons is not None:
         return sweep(law, horizons=parse_grid(horizons, "horizons"), spectrum=shape, **shared)
-    head = head_of(call, law, matrix, value, horizon=horizon, spectrum=spectrum, seed=shared["seed"])
-    return run(law, head, **shared)
+    return run(law, head_of(call, law, seed=shared["seed"], **about), **shared)
 
 
 @command("attending", shares="plot seed yes", kept=True)
@@ -129,8 +116,7 @@ def hardmax(
     if (mean, covariance, matrix) == (None, None, None):
         return run(sizes, measure=measure, dim=dim, **shared)
     law = law_of(call, measure, dim, mean=mean, covariance=covariance, matrix=matrix)
-    seed = shared["seed"]
-    head = None if matrix is None else head_of(call, law, matrix, None, horizon=1.0, spectrum="flat", seed=seed)
+    head = None if matrix is None else head_of(call, law, matrix=matrix)
     return run(sizes, measure=law, head=head, **shared)
 
 

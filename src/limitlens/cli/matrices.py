@@ -23,7 +23,8 @@ Matrix = Annotated[
 Value = Annotated[
     str | None, Option(metavar=_FORM, help="Value matrix V, its diagonal, or a multiple of I; default: identity.")
 ]
-LAW_OPTIONS = ("measure", "dim", "mean", "covariance", "concentration", "components", "separation")  # against --sample
+NAMED_OPTIONS = ("concentration", "components", "separation")  # parameters of named laws
+LAW_OPTIONS = ("measure", "dim", "mean", "covariance", *NAMED_OPTIONS)  # against --sample
 HEAD_OPTIONS = ("horizon", "horizons", "spectrum")  # that contradict --matrix
 
 
@@ -47,7 +48,7 @@ def array_of(option: str, text: str) -> Array:
 
 def law_of(
     call: Context, measure: str, dim: int, *, mean: str | None = None, covariance: str | None = None,
-    matrix: str | None = None, sample: str | None = None, **named: Any,
+    matrix: str | None = None, sample: str | None = None, **others: Any,
 ) -> Measure:  # fmt: skip
     """Law of the tokens that the options of a command describe; arrays give the dimension if --dim is left out."""
     from limitlens.measures import Gaussian
@@ -70,7 +71,7 @@ def law_of(
         raise InputError(f"the dimensions are {shown}; expected the same")
     dim = next(iter(lengths.values()), dim)
     if not own:
-        return named_measure(measure, dim, **named)
+        return named_measure(measure, dim, **{name: others[name] for name in NAMED_OPTIONS if name in others})
     center = arrays.get("mean", np.zeros(()))
     return Gaussian(np.full(dim, center) if center.ndim == 0 else center, arrays.get("covariance", 1.0))
 
@@ -86,8 +87,9 @@ def matrix_of(option: str, text: str, dim: int) -> Array:
 
 
 def head_of(
-    call: Context, law: Measure, matrix: str | None, value: str | None, *, horizon: float, spectrum: str, seed: int
-) -> Head:
+    call: Context, law: Measure, *, matrix: str | None = None, value: str | None = None, horizon: float = 1.0,
+    spectrum: str = "flat", seed: int = 0, **_: Any,
+) -> Head:  # fmt: skip
     """Head with the matrices of --matrix and --value; without --matrix, a random one of this horizon and spectrum."""
     from limitlens.attention.head import Head, designed_head
 
