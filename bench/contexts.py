@@ -94,12 +94,12 @@ def opened(loaded: LoadedModel, text: str, window: int) -> Windows:
 
 def measured(
     loaded: LoadedModel, text: str, window: int, length: int, seed: int, count: int, queries: int = 3,
-    overlap: bool = True, cut: bool = False,
+    overlap: bool = True, cut: bool = False, together: int = 1,
 ) -> dict[tuple[int, int], ContextRecord]:  # fmt: skip
-    """Contexts of a text. Unless `cut`, the pieces in which a file is read do not count as documents."""
+    """Contexts of a text. Unless `cut`, `together` neighbouring contexts count as a document, not pieces of a file."""
     began = time.perf_counter()
     windows = opened(loaded, text, window)
-    inner = length * (window - len(windows.prefix) - len(windows.suffix))
+    inner = together * length * (window - len(windows.prefix) - len(windows.suffix))
     ends = windows.ends
     if not cut:
         windows.ends = list(range(inner, windows.ends[-1] + inner, inner))
@@ -198,7 +198,7 @@ def build(loaded: LoadedModel, path: str, folder: str, count: int = 32) -> dict[
             break
         ways = {"real": (8192, 1, True), "contexts": (2048, 4, True), "apart": (2048, 4, False)}
         sets.append({
-            name: list(measured(loaded, str(file), window, length, 1, count, 1, overlap).values())
+            name: list(measured(loaded, str(file), window, length, 1, count, 1, overlap, together=2).values())
             for name, (window, length, overlap) in list(ways.items())[: 3 if part < 2 else 2]
         })  # fmt: skip
     n = int(sets[0]["real"][0].n[-1])

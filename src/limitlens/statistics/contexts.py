@@ -15,12 +15,12 @@ from limitlens.errors import Array
 from limitlens.report.view import Section, Table, Text
 from limitlens.statistics.bootstrap import student_factor
 from limitlens.statistics.dependence import LONG, PLATEAU, Memory, block_products, memory
-from limitlens.statistics.documents import over_documents
 from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 
 BLOCKS = 16  # blocks of a context whose sums are stored; a power of two
 QUARTER = 4  # a context of n tokens is compared with a document of at least 4 n
 LARGEST_LOG = 60.0  # of a weight over the largest in the first window that was read: e^60 fits float32
+WIDEST = 3.0  # half a 95% interval of log e: an end of an interval stays above 5% of the error
 _TINY = 1e-300
 
 
@@ -118,13 +118,14 @@ class BlockSums:
 def context_record(
     sums: Array | Tensor, squares: Array | Tensor, *, size: int, owner: NDArray[np.intp], near: int,
     moved: Array | Tensor | None = None, atom: tuple[Array | Tensor, Array | Tensor] | None = None,
-    one_document: bool = False, errors: Sequence[float] = (), seed: int = 0,
+    documents: NDArray[np.intp] | None = None, errors: Sequence[float] = (), seed: int = 0,
 ) -> ContextRecord:  # fmt: skip
     """Errors of a head from `sums` (m, R, blocks, v + 1) of w v and w over blocks of `size` tokens, nearest last.
 
     `squares` (m, R, v + 2) are sums of w² v, w² and w² |v|² over whole contexts, `owner` (m,) is the own context of
     each query, `atom` the weight (m,) and value (m, v) of the sink. `moved` (m, v + 1) are sums over the last `near`
-    blocks of all contexts, one window further away. `errors` are those for which n(ε) is given.
+    blocks of all contexts, one window further away. `documents` (R,) are those of the contexts, else each has its own.
+    `errors` are those for which n(ε) is given.
     """
     sums, squares = torch.as_tensor(sums), torch.as_tensor(squares)
     count, blocks = sums.shape[1:3]
@@ -154,10 +155,10 @@ def context_record(
     error, in_use, output = (np.tensordot(member, part, 1) for part in (others, own, limit))
     scale = np.maximum(output.mean(0), _TINY)
     curve = ErrorCurve(tuple(map(int, counts * size)), error / scale, output / scale, seed=seed)
-    pairs = np.stack((in_use, output), 1)
-    log, stderr = over_documents(lambda mean: 0.5 * np.log(np.maximum(mean[0], _TINY) / mean[1]), pairs)
-    half = 1.96 * student_factor(count - 1) * stderr
-    factor = np.exp(half_interval(error, output))
+    documents = np.arange(count) if documents is None else documents
+    # A context gives queries and is attended to: an unusual topic makes both parts of its influence large.
+    both = error.mean(0) + error.mean(1) - error.mean((0, 1))
+    (error_low, error_high), (low, high) = (interval(part, output, documents) for part in (both, in_use))
     apart = inside.mean((0, 1)) / (1 - counts[some] / counts[-1])
     distance = None
     if moved is not None:
@@ -165,28 +166,33 @@ def context_record(
         here, there = (part[:, :-1] / part[:, -1:] for part in to_numpy(near_by, torch.as_tensor(moved)))
         distance = float(np.sqrt(np.square(here - there).sum() / np.square(here).sum()))
     influence, single = influence_of(sums, squares, size)
+    one_document = len(set(documents.tolist())) == 1
     products = block_products(influence)
     return ContextRecord(
-        n=counts * size, error=curve.error, error_low=curve.error / factor, error_high=curve.error * factor,
-        in_use=np.exp(log), in_use_low=np.exp(log - half), in_use_high=np.exp(log + half),
+        n=counts * size, error=curve.error, error_low=error_low, error_high=error_high,
+        in_use=np.sqrt(np.maximum(in_use.mean(0), _TINY) / scale), in_use_low=low, in_use_high=high,
         within=np.sqrt(apart / scale[-1]), between=None if one_document else between_share(products),
         distance=distance, tokens_for={str(error): curve.tokens_for(error).document() for error in errors},
         memory=memory(products, to_numpy(single)[0]),
     )  # fmt: skip
 
 
-def half_interval(error: Array, output: Array) -> Array:
-    """Half the 95% interval of log e, (J,), for e² = mean of `error` (R, R, J) / mean of `output` (R, J).
+def interval(error: Array, output: Array, documents: NDArray[np.intp]) -> Array:
+    """Ends (2, J) of the 95% interval of e, e² = mean of `error` (R, J) / mean of `output` (R, J) over contexts.
 
-    Contexts are both rows (they gave the queries) and columns (they are attended to). The influence of a context on
-    log e is the sum of both, since its two parts are correlated: a text of an unusual topic has a large error twice.
+    Contexts of one document are added up first, as they are not independent. With one document each counts by itself.
     """
-    count, share = len(error), error / np.maximum(error.mean((0, 1)), _TINY)
-    influence = (share.mean(0) + share.mean(1) - 1 - output / np.maximum(output.mean(0), _TINY)) / 2
-    variance = np.square(influence).mean(0)
-    kurtosis = np.square(np.square(influence)).mean(0) / np.maximum(np.square(variance), _TINY)
-    freedom = np.minimum(count - 1, 2 * count / np.maximum(kurtosis - 1, 1))  # of `variance`, as in the bootstrap
-    return np.asarray(1.96 * student_factor(freedom) * np.sqrt(variance / (count - 1)))
+    names, places = np.unique(documents, return_inverse=True)
+    places = places if len(names) > 1 else np.arange(len(documents))
+    count, means = int(places.max()) + 1, [np.maximum(part.mean(0), _TINY) for part in (error, output)]
+    influence = (error / means[0] - output / means[1]) / 2  # on log e, by the delta method
+    sums = (places == np.arange(count)[:, None]) @ influence
+    square = np.square(sums).mean(0)
+    kurtosis = np.square(np.square(sums)).mean(0) / np.maximum(np.square(square), _TINY)
+    freedom = np.minimum(count - 1, 2 * count / np.maximum(kurtosis - 1, 1))  # of `square`, as in the bootstrap
+    half = 1.96 * student_factor(freedom) * np.sqrt(square / (count - 1)) * count / len(documents)
+    half = np.where(error.mean(0) > 0, np.minimum(half, WIDEST), WIDEST)
+    return np.asarray(np.sqrt(means[0] / means[1]) * np.exp((-half, half)))
 
 
 def influence_of(sums: Tensor, squares: Tensor, size: int) -> tuple[Tensor, Tensor]:
