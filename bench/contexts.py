@@ -310,7 +310,7 @@ def run() -> dict[str, Any]:
         raise SystemExit(f"LIMITLENS_PART is {part!r}; expected all or one of {', '.join(PARTS)}")
     with RESULT.with_suffix(".lock").open("w") as lock:
         for name in [name for name in PARTS if name != "build"] if part == "all" else [part]:
-            done = PARTS[name]()
+            done = {"device": choose_device("auto").type, **PARTS[name]()}
             print(
                 name, f"{seconds():.0f} s", json.dumps({k: done[k] for k in ("errors", "n") if k in done}), flush=True
             )
