@@ -28,6 +28,7 @@ OLD = {
     "oracle_topk": "top",
 }
 ALLOCATIONS = ("uniform", "equal error", "least cost")
+OPTIONS = ("model", "corpus", "tokens", "sizes", "replicates", "documents")  # of `limitlens reproduce`
 POLICIES = 9  # policies of the tables, the oracle included
 
 
@@ -93,7 +94,8 @@ def claim_rows() -> list[str]:
             continue
         ran = replace(about, full={**about.full, **result["parameters"]})
         setting, name = f"{ran.model}; {ran.size}", result["name"]
-        given = [f" --{key} {ran.full[key]}" for key in ("model", "corpus") if ran.full.get(key) != about.full.get(key)]
+        changed = [key for key in OPTIONS if ran.full.get(key) != about.full.get(key)]
+        given = [f" --{key} {ran.full[key]}" for key in changed]
         command = f"`limitlens reproduce {name}{''.join(given)}`"
         for key, number in result["numbers"].items():
             claim = about.claims[key]
