@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -63,12 +63,13 @@ class Alias:
         if self.parts == 1:
             return _installed(self.package, self.weights)
         pieces = self._pieces()
-        return next((path for path in (self._assembled(pieces), *pieces) if path.is_file()), None) if pieces else None
+        whole = [piece.parent / self.weights for piece in pieces[:1]]
+        return next((path for path in (*whole, *pieces) if path.is_file()), None)
 
     def assembled(self) -> Path | None:
         """Path of the model's weights file, put together if its packages hold pieces; None if one is not installed."""
         pieces = self._pieces() if self.parts > 1 else []
-        if not pieces or (target := self._assembled(pieces)).is_file():
+        if not pieces or (target := pieces[0].parent / self.weights).is_file():
             return self.locate()
         try:
             with tempfile.TemporaryDirectory(dir=pieces[0].parent) as folder:
@@ -93,9 +94,6 @@ class Alias:
         numbers = range(1, self.parts + 1)
         found = [_installed(self.package.format(k), self.piece.format(k)) for k in numbers]
         return [path for path in found if path is not None] if None not in found else []
-
-    def _assembled(self, pieces: Sequence[Path]) -> Path:
-        return pieces[0].parent / self.weights
 
 
 def _installed(package: str, name: str) -> Path | None:

@@ -210,7 +210,8 @@ class _Work:
         job = checkpoint.begin(self._request())
         saved = None if job.saved is None else job.saved.position
         options, length = self.options, self.windows.length
-        window = options.window_bytes(self.loaded, length)
+        width = self.loaded.model.config.get_text_config().hidden_size
+        window = options.activations * 4 * length * width  # bytes that a window needs in a forward pass
         fits = options.windows_at_once(window, self.pool.per_forward, self.loaded.model.device, self.memory)
         self.pool = replace(self.pool, at_once=fits if saved is None else saved["at_once"])
         self._run_pilot()
