@@ -12,7 +12,7 @@ import torch
 
 BENCHES = ("kernel", "memory", "startup", "scaling", "protocol", "probe", "ways")
 # Run by name only: each takes a quarter of an hour.
-MEASURED = ("cluster", "act", "depth", "shrink", "tails", "recall", "contexts", "certify")
+MEASURED = ("cluster", "act", "depth", "shrink", "tails", "recall", "contexts", "certify", "certify_layer")
 RESULTS = Path(__file__).parent / "results"
 
 

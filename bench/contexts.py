@@ -1,25 +1,37 @@
-"""Errors of contexts: predictions from windows of 2,048 against contexts of 8,192 tokens, and heads with long memory.
+"""Errors of contexts: predictions from windows against contexts of four times their length, and heads with long memory.
 
-`TEXTS` are read from the folder LIMITLENS_DATA (docs/contexts.md says where they come from). The method was built on
-WikiText-2 with contexts of 512 and 1,024 tokens; the tests at 8,192 are on texts that were not used before. Predictions
-and measurements read different halves of a text. To save time only the first `LAYERS` of smollm2 are run; later layers
-do not change earlier ones. LIMITLENS_PART=test, minilm or smollm2 runs one part and keeps the others' results.
+`LIMITLENS_PART=NAME python -m bench contexts` runs one part and keeps the others' results; without it all run:
+
+test-pubmed, test-reviews    smollm2: contexts of 8,192 tokens from windows of 2,048
+test-qwen                    qwen: contexts of 32,768 tokens from windows of 8,192, on film reviews
+build                        the same as the tests on texts used to build the method, with variants of it
+heads-MODEL                  which heads of minilm, smollm2 or qwen have long memory, on three texts
+
+Texts are read from the folder LIMITLENS_DATA (docs/contexts.md says where they come from), `build` reads the text file
+LIMITLENS_ENGLISH. Predictions and measurements read different halves of a text. LIMITLENS_MODELS is a folder with the
+models; without it they are loaded by name. Each part stops starting new work after LIMITLENS_SECONDS.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
 import time
+import zipfile
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from limitlens.arrays import to_numpy
+from limitlens.attention.kernels import choose_device
 from limitlens.attention.subset import scores_of
-from limitlens.models import Captured, LoadedModel, capture, load
+from limitlens.models import Captured, LoadedModel, Windows, capture, load
 from limitlens.models.windows import open_windows
 from limitlens.probing.contexts import measure_contexts
 from limitlens.probing.predict import predict
@@ -27,26 +39,45 @@ from limitlens.statistics.contexts import ContextRecord
 from limitlens.statistics.dependence import LONG
 
 DATA = Path(os.environ.get("LIMITLENS_DATA", "data"))
-TEXTS = {"wikitext": "wikipedia/wikitext2-test.txt", "pubmed": "biomedical/pubmed-abstracts.txt"}
-TESTED, CONTEXT, WINDOW, COUNT = ("pubmed",), 8192, 2048, 8
-LAYERS = {"test": 6, "memory": 12}  # first layers of smollm2 that are run
+RESULT = Path(__file__).parent / "results" / "contexts.json"
+TEXTS = {
+    "wikitext": "wikipedia/wikitext2-test.txt", "pubmed": "biomedical/pubmed-abstracts.txt",
+    "reviews": "reviews/movie_reviews.zip",
+}  # fmt: skip
 SEEDS, LENGTH = (1, 2), 512  # of the table of heads
 LOCAL, NEAR, INDUCTION = 0.5, 16, 0.3  # share of mass on the last 16 tokens; on the token after an earlier copy
 AIM = {"median_miss": 0.08, "coverage": (0.90, 0.97)}
+PIECES, PIECE = 5, 1 << 16  # of the text of `build`: sets, and characters that stand next to each other
+COLUMNS = ("predicted", "measured", "pooled", "predicted_in_use", "measured_in_use")
+BEGAN = time.perf_counter()
 
 
-def first_layers(name: str, layers: int) -> LoadedModel:
-    """A model, cut to its first layers if it is a decoder."""
-    loaded = load(name, device=torch.device("cpu"))
-    if loaded.causal:
-        loaded.model.base_model.layers = loaded.model.base_model.layers[:layers]
-        loaded.model.config.num_hidden_layers = layers
-    return loaded
+def seconds() -> float:
+    return time.perf_counter() - BEGAN
+
+
+def late() -> bool:
+    """Whether the time of this part is spent."""
+    return seconds() > float(os.environ.get("LIMITLENS_SECONDS", "inf"))
+
+
+def open_model(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    folder = os.environ.get("LIMITLENS_MODELS")
+    there = Path(folder, name) if folder else None
+    place = str(there) if there is not None and there.exists() else name
+    return load(place, device=choose_device("auto"), dtype=dtype)
 
 
 def halves(text: str, folder: str) -> list[str]:
-    """Two files with the first and the second half of the lines of a text."""
-    lines = (DATA / TEXTS[text]).read_text(encoding="utf-8").splitlines(keepends=True)
+    """Two files with the first and the second half of the documents of a text; reviews are in random order."""
+    path = DATA / TEXTS[text]
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            names = sorted(name for name in archive.namelist() if name.endswith(".txt"))
+            order = np.random.default_rng(0).permutation(len(names))
+            lines = [archive.read(names[i]).decode("latin-1").strip() + "\n\n" for i in order]
+    else:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     made = []
     for part, some in enumerate((lines[: len(lines) // 2], lines[len(lines) // 2 :])):
         made.append(str(Path(folder, f"{text}-{part}.txt")))
@@ -54,12 +85,38 @@ def halves(text: str, folder: str) -> list[str]:
     return made
 
 
-def measured(loaded: LoadedModel, text: str, window: int, length: int, seed: int, count: int) -> dict[str, Any]:
-    """Contexts of a text, and the sentences about its documents."""
-    _, windows = open_windows(loaded, text, 10**6, window=window, special="auto", device="cpu", fewer=True)
-    warnings: list[str] = []
-    found = measure_contexts(loaded, windows, length=length, count=count, seed=seed, warnings=warnings)
-    return {"heads": found, "warnings": warnings}
+@cache
+def opened(loaded: LoadedModel, text: str, window: int) -> Windows:
+    return open_windows(loaded, text, 10**7, window=window, special="auto", device="cpu", fewer=True)[1]
+
+
+def measured(
+    loaded: LoadedModel, text: str, window: int, length: int, seed: int, count: int, queries: int = 3,
+    overlap: bool = True, cut: bool = False,
+) -> dict[tuple[int, int], ContextRecord]:  # fmt: skip
+    """Contexts of a text. Unless `cut`, the pieces in which a file is read do not count as documents."""
+    began = time.perf_counter()
+    windows = opened(loaded, text, window)
+    inner = length * (window - len(windows.prefix) - len(windows.suffix))
+    ends = windows.ends
+    if not cut:
+        windows.ends = list(range(inner, windows.ends[-1] + inner, inner))
+    known: dict[str, Any] = {"queries": queries, "overlap": overlap, "warnings": []}
+    found = measure_contexts(loaded, windows, length=length, count=count, seed=seed, **known)
+    windows.ends = ends
+    print(
+        f"{seconds():.0f} s: {Path(text).name} {length} x {window} took {time.perf_counter() - began:.1f} s", flush=True
+    )
+    return found
+
+
+def level(records: list[ContextRecord], which: str, n: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Errors of all heads at the largest n, or extended to `n`, and standard errors of their logarithms."""
+    value, low, high = (np.array([getattr(one, which + end)[-2:] for one in records]) for end in ("", "_low", "_high"))
+    known = records[0].n[-2:]
+    slope = np.log(value[:, 1] / value[:, 0]) / np.log(known[1] / known[0])
+    moved = value[:, 1] * (n / known[1]) ** slope if n else value[:, 1]
+    return moved, np.log(high[:, 1] / low[:, 1]) / 3.92
 
 
 def compared(told: np.ndarray, bar: np.ndarray, real: np.ndarray, own: np.ndarray) -> dict[str, float]:
@@ -73,40 +130,76 @@ def compared(told: np.ndarray, bar: np.ndarray, real: np.ndarray, own: np.ndarra
     }  # fmt: skip
 
 
-def level(records: list[ContextRecord], which: str) -> tuple[np.ndarray, np.ndarray]:
-    """Errors of all heads at the largest n, and standard errors of their logarithms."""
-    value, high = (np.array([getattr(one, name)[-1] for one in records]) for name in (which, f"{which}_high"))
-    return value, (np.log(high / value) if which == "in_use" else high / value - 1) / 1.96
+def rounded(values: Any) -> list[float]:
+    return [float(f"{x:.4g}") for x in np.asarray(values, float).tolist()]
 
 
-def test(loaded: LoadedModel, text: str) -> dict[str, Any]:
-    """Predictions from windows of 2,048 tokens of half a text against contexts of 8,192 tokens of the other half."""
-    began = time.perf_counter()
+def test(text: str, model: str, window: int, count: int, queries: int) -> dict[str, Any]:
+    """Predictions from windows of half a text against contexts of four times their length of the other half."""
+    loaded = open_model(model, torch.bfloat16 if model == "qwen" else torch.float32)
+    context, began = 4 * window, seconds()
     with tempfile.TemporaryDirectory() as folder:
         first, second = halves(text, folder)
-        pilot = predict(loaded, first, sizes=[1024, 2048, 4096, CONTEXT])
-        told = measured(loaded, first, WINDOW, CONTEXT // WINDOW, 1, COUNT)
-        middle = time.perf_counter()
-        real = measured(loaded, second, CONTEXT, 1, 2, COUNT)
-    places = list(real["heads"])
-    one, two = ([part["heads"][place] for place in places] for part in (told, real))
-    curves = [next(head for head in pilot.records if head.place == place).curve for place in places]
-    pooled = np.array([curve.error[-1] for curve in curves])
-    spread = np.array([np.log(curve.interval[1, -1] / curve.interval[0, -1]) / 3.92 for curve in curves])
+        told = measured(loaded, first, window, 4, 1, count, queries)
+        middle = seconds()
+        real = measured(loaded, second, context, 1, 2, count, queries)
+        end = seconds()
+        pilot = predict(loaded, first, sizes=[context // 8, context // 4, context // 2, context], device="auto")
+    places = list(real)
+    one, two = ([part[place] for place in places] for part in (told, real))
+    n = int(two[0].n[-1])
+    curves = {head.place: head.curve for head in pilot.records}
+    pooled = np.array([curves[place].error[-1] for place in places])
+    ends = np.array([curves[place].interval[:, -1] for place in places])
+    spread = np.log(ends[:, 1] / ends[:, 0]) / 3.92
     rows: dict[str, Any] = {}
     for which in ("error", "in_use"):
         target = level(two, which)
-        rows[which] = {"contexts": compared(*level(one, which), *target), "pooled": compared(pooled, spread, *target)}
-    single = level(two, "error")[0]
+        rows[which] = {
+            "contexts": compared(*level(one, which, n), *target),
+            "pooled": compared(pooled, spread, *target),
+        }
+    columns = [
+        level(one, "error", n),
+        level(two, "error"),
+        (pooled, spread),
+        level(one, "in_use", n),
+        level(two, "in_use"),
+    ]
     return {
-        "heads": len(places), "n": [int(part[0].n[-1]) for part in (one, two)], "contexts": COUNT, "errors": rows,
-        "median_error": float(np.median(single)), "median_distance": float(np.median([r.distance for r in two])),
-        "warnings": told["warnings"] + real["warnings"],
-        "seconds": [middle - began, time.perf_counter() - middle],
-        "by_head": [[*place, *(float(f"{x:.4g}") for x in numbers)] for place, *numbers in zip(
-            places, level(one, "error")[0], single, pooled, level(one, "in_use")[0], level(two, "in_use")[0],
-            strict=True)],
+        "model": model, "text": text, "context": context, "window": window, "heads": len(places), "contexts": count,
+        "n": [int(part[0].n[-1]) for part in (one, two)], "errors": rows,
+        "median_error": float(np.median(columns[1][0])),
+        "median_distance": float(np.median([r.distance for r in two if r.distance is not None])),
+        "seconds": {"predict": middle - began, "measure": end - middle},
+        "columns": ["layer", "head", *(f"{name}{end}" for name in COLUMNS for end in ("", "_stderr"))],
+        "by_head": [[*place, *rounded(row)] for place, row in zip(
+            places, np.array([part for pair in columns for part in pair]).T, strict=True)],
     }  # fmt: skip
+
+
+def build(loaded: LoadedModel, path: str, folder: str, count: int = 32) -> dict[str, Any]:
+    """Errors of contexts of 8,192 tokens of `PIECES` sets of a text, and several predictions of them."""
+    text = Path(path).read_text(encoding="utf-8")
+    step = len(text) // PIECE // (PIECES * 20)  # 20 pieces each, spread over the whole text
+    found: dict[str, Any] = {}
+    ways = {"real": (8192, 1, True), "apart": (2048, 4, False), "overlap": (2048, 4, True)}
+    small = {"real2048": (2048, 1, True), "apart512": (512, 4, False), "overlap512": (512, 4, True)}
+    for part in range(PIECES):
+        file = Path(folder, f"build-{part}.txt")
+        begins = [PIECE * step * (PIECES * i + part) for i in range(20)]
+        file.write_text("".join(text[begin : begin + PIECE] for begin in begins), encoding="utf-8")
+        for name, (window, length, overlap) in ({**ways, **small} if part < 2 else ways).items():
+            if late():
+                return found
+            some = measured(loaded, str(file), window, length, 1, count if window * length > 2048 else 2 * count,
+                            1, overlap)  # fmt: skip
+            records = list(some.values())
+            found[f"{name}-{part}"] = {"n": records[0].n[-3:].tolist()} | {
+                key: [rounded(row) for row in np.array([getattr(one, key)[-3:] for one in records]).T]
+                for which in ("error", "in_use") for key in (which, f"{which}_low", f"{which}_high")
+            }  # fmt: skip
+    return found
 
 
 def kinds(loaded: LoadedModel, text: str) -> dict[tuple[int, int], str]:
@@ -117,6 +210,7 @@ def kinds(loaded: LoadedModel, text: str) -> dict[tuple[int, int], str]:
     rows = np.concatenate((windows.read([0, 1, 2, 3]), np.tile(random, 2)[None]))
     near = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
     near = (np.abs(near) <= NEAR) & ((near >= 0) | (not loaded.causal))
+    device = loaded.model.device
 
     def take(call: Captured) -> None:
         groups = call.query.shape[1] // call.key.shape[1]
@@ -124,7 +218,7 @@ def kinds(loaded: LoadedModel, text: str) -> dict[tuple[int, int], str]:
         scores = scores_of(call.scale * call.query, key, call.softcap)
         seen = call.seen()
         scores = (scores if seen is None else scores.masked_fill(~seen, -torch.inf))[..., LENGTH // 2 :, :]
-        weights = torch.softmax(scores, -1).numpy()
+        (weights,) = to_numpy(torch.softmax(scores.float(), -1))
         rest = weights[:4].copy()
         rest[..., 0] = 0  # without the sink
         local = (rest * near[LENGTH // 2 :]).sum(-1).mean((0, 2)) / rest.sum(-1).mean((0, 2))
@@ -135,14 +229,14 @@ def kinds(loaded: LoadedModel, text: str) -> dict[tuple[int, int], str]:
             found[call.layer, head] = kind
 
     with torch.inference_mode(), capture(loaded.model, take) as run_until_last_attention:
-        run_until_last_attention(input_ids=torch.as_tensor(rows, dtype=torch.long))
+        run_until_last_attention(input_ids=torch.as_tensor(rows, dtype=torch.long, device=device))
     return found
 
 
 def long_memory(loaded: LoadedModel, text: str) -> dict[str, Any]:
     """Share of heads with long memory at n = 512 by kind, with standard errors over disjoint-seed sets of contexts."""
     kind = kinds(loaded, text)
-    runs = [measured(loaded, text, LENGTH, 1, seed, 16)["heads"] for seed in SEEDS]
+    runs = [measured(loaded, text, LENGTH, 1, seed, 16, cut=True) for seed in SEEDS]
     rows = {}
     for name in ("all", "local", "induction", "other"):
         places = [place for place in runs[0] if name in ("all", kind[place])]
@@ -162,20 +256,45 @@ def long_memory(loaded: LoadedModel, text: str) -> dict[str, Any]:
     return rows
 
 
+def heads(model: str) -> dict[str, Any]:
+    """Table of heads with long memory on three texts."""
+    loaded = open_model(model, torch.bfloat16 if model == "qwen" else torch.float32)
+    texts = {
+        "wikitext": str(DATA / TEXTS["wikitext"]),
+        "pubmed": str(DATA / TEXTS["pubmed"]),
+        "stdlib-docs": "stdlib-docs",
+    }
+    return {name: long_memory(loaded, text) for name, text in texts.items() if not late()}
+
+
+def built() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return build(open_model("smollm2"), os.environ["LIMITLENS_ENGLISH"], folder)
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "build": built,
+    "test-pubmed": partial(test, "pubmed", "smollm2", 2048, 18, 3),
+    "test-reviews": partial(test, "reviews", "smollm2", 2048, 64, 1),
+    "test-qwen": partial(test, "reviews", "qwen", 8192, 24, 1),
+    **{f"heads-{model}": partial(heads, model) for model in ("minilm", "smollm2", "qwen")},
+}
+
+
 def run() -> dict[str, Any]:
-    path = Path(__file__).parent / "results" / "contexts.json"
+    """Run the part LIMITLENS_PART, or all but `build`, and merge each into the saved results when it ends."""
     part = os.environ.get("LIMITLENS_PART", "all")
-    known = {"aim": AIM, "context": CONTEXT, "window": WINDOW, "layers": LAYERS, "qwen_at_32768": "not measured"}
-    tests, memories = {}, {}
-    if part in ("all", "test"):
-        loaded = first_layers("smollm2", LAYERS["test"])
-        tests = {text: test(loaded, text) for text in TESTED}
-        print(json.dumps({text: row["errors"] for text, row in tests.items()}, indent=1), flush=True)
-    texts = {**{name: str(DATA / file) for name, file in TEXTS.items()}, "stdlib-docs": "stdlib-docs"}
-    for model in ("minilm", "smollm2"):
-        if part in ("all", model):
-            loaded = first_layers(model, LAYERS["memory"])
-            memories[model] = {name: long_memory(loaded, text) for name, text in texts.items()}
-            print(model, json.dumps(memories[model]), flush=True)
-    before = json.loads(path.read_text()) if path.exists() and part != "all" else {}
-    return known | {"test": before.get("test", {}) | tests, "memory": before.get("memory", {}) | memories}
+    if part != "all" and part not in PARTS:
+        raise SystemExit(f"LIMITLENS_PART is {part!r}; expected all or one of {', '.join(PARTS)}")
+    with RESULT.with_suffix(".lock").open("w") as lock:
+        for name in [name for name in PARTS if name != "build"] if part == "all" else [part]:
+            done = PARTS[name]()
+            print(
+                name, f"{seconds():.0f} s", json.dumps({k: done[k] for k in ("errors", "n") if k in done}), flush=True
+            )
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = json.loads(RESULT.read_text()).get("parts", {}) if RESULT.exists() else {}
+            result = {"aim": AIM, "parts": before | {name: done}}
+            RESULT.write_text(json.dumps(result))
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    return result

@@ -4,7 +4,8 @@
 FOLDER`, then `python -m bench.english FOLDER english.txt`. The script takes the sources of the documentation
 (reStructuredText, AsciiDoc, manual pages) and the text of the dictionary, without translations, cuts them into pieces
 of about 16,000 characters that end with a paragraph, and writes the pieces in a random order with a fixed seed, so
-that any beginning of the file is a mixture of all sources. It prints the SHA-256 of the file.
+that any beginning of the file is a mixture of all sources. It prints the SHA-256 of the file. With a third argument, a
+folder, it also writes there each text of 120,000 to 1,000,000 bytes as a document of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 PIECE = 16_000  # characters
 ENDINGS = (".rst.gz", ".txt.gz", ".rst.txt", ".txt", ".dict.dz", ".2.gz", ".3.gz")
+LONG = range(120_000, 1_000_000)  # bytes of the texts that are documents of their own
 SKIPPED = ("translations", "_static", "html/_sources/translations", "licenses", "RelNotes")
 
 
@@ -45,9 +47,16 @@ def pieces(text: str) -> Iterator[str]:
         start = end
 
 
-def main(folder: str, target: str) -> None:
-    """Write the text and print its size and digest."""
-    found = [piece for text in texts(Path(folder)) for piece in pieces(text) if not piece.isspace()]
+def main(folder: str, target: str, documents: str | None = None) -> None:
+    """Write the text and print its size and digest; write long texts into the folder `documents`."""
+    found = []
+    for text in texts(Path(folder)):
+        found += [piece for piece in pieces(text) if not piece.isspace()]
+        data = text.encode()
+        if documents is not None and len(data) in LONG:
+            name = Path(documents, f"{hashlib.sha256(data).hexdigest()[:8]}.txt")
+            name.parent.mkdir(exist_ok=True)
+            name.write_bytes(data)
     order = np.random.default_rng(0).permutation(len(found))
     data = "".join(found[place] for place in order).encode()
     Path(target).write_bytes(data)

@@ -2,8 +2,9 @@
 
 `python -m bench shrink` on a CPU runs smollm2 in about 15 minutes of processor time; SHRINK=equal,lengths names
 parts to run, the others keep their numbers. KVPRESS=/path/to/python adds kvpress 0.5.5 in its own environment.
-`python -m bench.shrink MODEL [LENGTH [BATCH,...]]` on a GPU adds the rows of one GPU, which are absent until then:
-`python -m bench.shrink qwen 32768 1,16,64`, with MODEL an alias, a folder or a hub id.
+`python -m bench.shrink MODEL FORMAT CORPUS SHORT,LONG TEXT` on a GPU runs the parts `equal` and `lengths` for another
+model and other lengths, as the key `gpu_MODEL`: `python -m bench.shrink qwen bfloat16 FILE 4096,10000 4096`. The folder
+PLANS keeps the plans. `bench.shrink_gpu` measures speed and memory there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -39,30 +41,47 @@ from limitlens.record import read_run
 from limitlens.statistics.documents import paired_mean
 
 RESULTS = Path(os.environ.get("OUT", Path(__file__).parent / "results")) / "shrink.json"
-FOLDER = Path("runs/shrink")
+FOLDER = Path(os.environ.get("PLANS", "runs/shrink"))
 SHARE = 0.25
-TEXT = 512  # tokens of the prompts whose texts are compared
-SHORT, PROMPT = 2048, 4096  # tokens for which plans are made; speed is measured with the longer prompt
-WINDOWS = {SHORT: (4, 2), PROMPT: (2, 1)}  # windows that a plan is chosen and checked on
 NEW = 16  # new tokens of a prompt
 ROUNDS = 2
-PROMPTS, DOCUMENTS = 20, 8
 
 
-def planned(loaded: LoadedModel, context: int) -> Plan:
+@dataclass(frozen=True)
+class Setting:
+    """Model and lengths of prompts: smollm2 on a CPU."""
+
+    model: str = "smollm2"
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    corpus: str = "stdlib-docs"
+    short: int = 2048  # tokens for which plans are made
+    long: int = 4096  # speed is measured with the longer prompt
+    windows: tuple[tuple[int, int], tuple[int, int]] = ((4, 2), (2, 1))  # that the plans are chosen and checked on
+    text: int = 512  # tokens of the prompts whose texts are compared
+    prompts: int = 20
+    documents: int = 8
+
+
+CPU = Setting()
+
+
+def planned(loaded: LoadedModel, context: int, given: Setting = CPU) -> Plan:
     """The plan for a quarter of the cache at a prompt length, read from its folder if it was made before."""
     folder = FOLDER / f"plan-{context}"
     if not (folder / "run.json").is_file():
-        ll.plan(loaded, total=SHARE, context=context, windows=WINDOWS[context]).save(folder)
+        began, windows = time.perf_counter(), given.windows[context != given.short]
+        ll.plan(loaded, given.corpus, total=SHARE, context=context, windows=windows).save(folder)
+        print(f"  plan for {context:,} tokens after {time.perf_counter() - began:.1f} s", flush=True)
     return read_run(folder).result(Plan)  # type: ignore[no-any-return]
 
 
 def texts(loaded: LoadedModel, plan: Plan, length: int, count: int) -> list[Tensor]:
-    """Windows (1, length + BEHIND) of the standard library's documentation that no plan has used."""
-    windows = cut_windows(loaded, "stdlib-docs", "auto", length)
+    """Windows (1, length + BEHIND) of the text that the plan was made on, which it has not used if lengths agree."""
+    windows = cut_windows(loaded, plan.corpus, "auto", length)
     order = window_order(windows, plan.seed)[plan.fitted + plan.checked :]
     assert len(order) >= count, f"{len(order)} windows"
-    return [next(windows.batches(1, [index])) for index in order[:count]]
+    return [next(windows.batches(1, [index])).to(loaded.model.device) for index in order[:count]]
 
 
 def hook_of(loaded: LoadedModel, plan: Plan, length: int) -> PolicyHook:
@@ -70,26 +89,31 @@ def hook_of(loaded: LoadedModel, plan: Plan, length: int) -> PolicyHook:
     return PolicyHook(plan.policies, budgets_for(plan, length), length, plan.seed, kv_shape(loaded.model))
 
 
-def equal(loaded: LoadedModel) -> dict[str, Any]:
+def equal(loaded: LoadedModel, given: Setting = CPU) -> dict[str, Any]:
     """Greedy texts of the compressed cache and of the masked trial: how many are equal, and how close their logits."""
-    plan, options = planned(loaded, SHORT), {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
-    model: Any = loaded.model
+    plan, model = planned(loaded, given.short, given), loaded.model
+    options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
     options |= {"return_dict_in_generate": True, "output_logits": True}
+
+    def generated(ids: Tensor) -> Any:
+        return model.generate(ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]
+
     same, apart, other = 0, [], 0
-    kept = sum(map(sum, budgets_for(plan, TEXT))) / (TEXT * sum(map(len, plan.budgets)))
-    for ids in texts(loaded, plan, TEXT, PROMPTS):
+    kept = sum(map(sum, budgets_for(plan, given.text))) / (given.text * sum(map(len, plan.budgets)))
+    for row in texts(loaded, plan, given.text, given.prompts):
+        ids = row[:, : given.text]
         with torch.inference_mode():
-            full = model.generate(ids[:, :TEXT], **options)
-            with ll.intervene(loaded, keys=hook_of(loaded, plan, TEXT)):
-                masked = model.generate(ids[:, :TEXT], **options)
+            full = generated(ids)
+            with ll.intervene(loaded, keys=hook_of(loaded, plan, given.text)):
+                masked = generated(ids)
             with ll.apply(loaded, plan):
-                small = model.generate(ids[:, :TEXT], **options)
+                small = generated(ids)
         same += torch.equal(masked.sequences, small.sequences)
         other += not torch.equal(full.sequences, small.sequences)
         first = torch.stack(masked.logits[:2]), torch.stack(small.logits[:2])  # of the same tokens
         apart.append(float((first[0] - first[1]).norm() / first[0].norm()))
         print(f"  prompt {len(apart)}: {same} equal, {apart[-1]:.1e}", flush=True)
-    return {"prompt": TEXT, "share": kept, "new_tokens": NEW, "prompts": len(apart), "equal": same,
+    return {"prompt": given.text, "share": kept, "new_tokens": NEW, "prompts": len(apart), "equal": same,
             "logit_difference": max(apart), "different_from_full_cache": other}  # fmt: skip
 
 
@@ -126,9 +150,9 @@ def speed(loaded: LoadedModel) -> dict[str, Any]:
 
     All on one thread, in processor time.
     """
-    plan = planned(loaded, SHORT)  # whose shares serve a prompt of twice the length
-    (ids,) = texts(loaded, plan, PROMPT, 1)
-    ids, found = ids[:, :PROMPT], {"full": [], "compressed": []}
+    plan = planned(loaded, CPU.short)  # whose shares serve a prompt of twice the length
+    (ids,) = texts(loaded, plan, CPU.long, 1)
+    ids, found = ids[:, : CPU.long], {"full": [], "compressed": []}
     for _ in range(ROUNDS):
         for name, rows in found.items():
             block = ll.apply(loaded, plan) if name == "compressed" else nullcontext()
@@ -138,7 +162,7 @@ def speed(loaded: LoadedModel) -> dict[str, Any]:
                 rows[-1]["eviction_seconds"] = applied.seconds
             print(f"  {name}: {rows[-1]}", flush=True)
     small = medians(found["compressed"])
-    kept = budgets_for(plan, PROMPT)
+    kept = budgets_for(plan, CPU.long)
     planned_bytes = sum(sum(row) * size for row, size in zip(kept, plan.entry_bytes, strict=True))
     with torch.inference_mode():
         cache = loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
@@ -146,7 +170,7 @@ def speed(loaded: LoadedModel) -> dict[str, Any]:
     repeat_attention(loaded, cache, ids)
     second = time.process_time() - began
     return {
-        "prompt": PROMPT, "new_tokens": NEW, "rounds": ROUNDS, "share": plan.total.share,
+        "prompt": CPU.long, "new_tokens": NEW, "rounds": ROUNDS, "share": plan.total.share,
         "plan_bytes": planned_bytes, "full": medians(found["full"]), "compressed": small,
         "bytes_of_plan": small["bytes"] / planned_bytes,
         "second_pass_seconds": second, "second_pass_of_prefill": second / medians(found["full"])["prefill_seconds"],
@@ -157,8 +181,8 @@ def speed(loaded: LoadedModel) -> dict[str, Any]:
 
 def kvpress(loaded: LoadedModel) -> dict[str, Any]:
     """The prompt of `speed` with kvpress's uniform compression at the plan's share, in an environment with kvpress."""
-    plan, weights = planned(loaded, SHORT), ALIASES["smollm2"].locate()
-    ids = texts(loaded, plan, PROMPT, 1)[0][:, :PROMPT]
+    plan, weights = planned(loaded, CPU.short), ALIASES["smollm2"].locate()
+    ids = texts(loaded, plan, CPU.long, 1)[0][:, : CPU.long]
     script = str(Path(__file__).with_name("kvpress_speed.py"))
     command = [os.environ["KVPRESS"], script, str(weights), str(plan.total.share), str(NEW), str(ROUNDS)]
     answer = subprocess.run(command, input=json.dumps(ids.tolist()), capture_output=True, text=True, check=True)
@@ -169,19 +193,19 @@ def kvpress(loaded: LoadedModel) -> dict[str, Any]:
 
 def layout(loaded: LoadedModel) -> dict[str, Any]:
     """One layer's decoding attention on a CPU: rows grouped by length against rows padded to one length."""
-    plan, found = planned(loaded, SHORT), {}
+    plan, found = planned(loaded, CPU.short), {}
     rng = np.random.default_rng(0)
     layer = max(range(len(plan.budgets)), key=lambda i: np.std(plan.budgets[i]))  # where budgets differ most
     for case, lengths in (
-        ("1", [PROMPT]),
-        ("8", [PROMPT] * 8),
+        ("1", [CPU.long]),
+        ("8", [CPU.long] * 8),
         ("8 of different lengths", rng.integers(2048, 4097, 8)),
     ):
         counts = [budgets_for(plan, int(n))[layer] for n in lengths]
         kept = [row[head] for head in range(len(counts[0])) for row in counts]
         rows = RaggedRows(torch.randn(sum(kept), 64), torch.randn(sum(kept), 64), tuple(kept), len(counts))
         heads = len(counts[0])
-        rows.append(torch.randn(len(counts), heads, 1, 64), torch.randn(len(counts), heads, 1, 64), PROMPT)
+        rows.append(torch.randn(len(counts), heads, 1, 64), torch.randn(len(counts), heads, 1, 64), CPU.long)
         query, longest = torch.randn(len(counts), 3 * heads, 1, 64), max(kept) + 1
         grouped = query.view(len(counts), heads, 3, 64).transpose(0, 1).reshape(-1, 3, 64) / 8
         there = torch.arange(longest) < (rows.end - rows.start)[:, None]
@@ -203,18 +227,22 @@ def layout(loaded: LoadedModel) -> dict[str, Any]:
     return {"layer": layer, "batch": found}
 
 
-def lengths(loaded: LoadedModel) -> dict[str, Any]:
-    """KL from the full cache at 4,096 tokens, of a plan made at 2,048 and of one made at 4,096, at equal shares."""
-    plans = {context: planned(loaded, context) for context in (SHORT, PROMPT)}
+def lengths(loaded: LoadedModel, given: Setting = CPU) -> dict[str, Any]:
+    """KL from the full cache at the longer prompt, of a plan made at the shorter one and of one made at it.
+
+    Both keep equal shares.
+    """
+    prompt = given.long
+    plans = {context: planned(loaded, context, given) for context in (given.short, prompt)}
     model, rows = loaded.model, []
-    for ids in texts(loaded, plans[PROMPT], PROMPT, DOCUMENTS):
-        hooks = {context: hook_of(loaded, plan, PROMPT) for context, plan in plans.items()}
+    for ids in texts(loaded, plans[prompt], prompt, given.documents):
+        hooks = {context: hook_of(loaded, plan, prompt) for context, plan in plans.items()}
         with torch.inference_mode():
             with capture(model, lambda call, hooks=hooks: [hook(call) for hook in hooks.values()] and None):
-                cache = model(input_ids=ids[:, :PROMPT], use_cache=True, logits_to_keep=1).past_key_values
+                cache = model(input_ids=ids[:, :prompt], use_cache=True, logits_to_keep=1).past_key_values
 
             def predicted(cache: Any = cache, ids: Tensor = ids) -> Tensor:
-                out = model(input_ids=ids[:, PROMPT:], past_key_values=deepcopy(cache))
+                out = model(input_ids=ids[:, prompt:], past_key_values=deepcopy(cache))
                 return out.logits[0].float().log_softmax(-1)
 
             full, row = predicted(), []
@@ -225,12 +253,12 @@ def lengths(loaded: LoadedModel) -> dict[str, Any]:
         print(f"  document {len(rows)}: {row}", flush=True)
     table = np.array(rows)
     kl = {str(context): vars(paired_mean(table[:, i])) for i, context in enumerate(plans)}
-    kept = {str(context): sum(map(sum, budgets_for(plan, PROMPT))) for context, plan in plans.items()}
-    return {"prompt": PROMPT, "behind": BEHIND, "documents": len(rows), "entries": kept, "kl": kl,
+    kept = {str(context): sum(map(sum, budgets_for(plan, prompt))) for context, plan in plans.items()}
+    return {"prompt": prompt, "behind": BEHIND, "documents": len(rows), "entries": kept, "kl": kl,
             "difference": vars(paired_mean(table[:, 0] - table[:, 1]))}  # fmt: skip
 
 
-PARTS: dict[str, Callable[[LoadedModel], dict[str, Any]]] = {
+PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "equal": equal, "speed": speed, "kvpress": kvpress, "layout": layout, "lengths": lengths,
 }  # fmt: skip
 
@@ -245,67 +273,22 @@ def run() -> dict[str, Any]:
         print(f" {name}", flush=True)
         old[name] = PARTS[name](loaded)
         RESULTS.write_text(json.dumps(old, indent=2) + "\n")  # what is measured is kept if a later part fails
-    return {name: old[name] for name in (*PARTS, "gpu") if name in old}
+    return {name: old[name] for name in old if name != "host"}
 
 
-def gpu(model: str, length: int = 32_768, batches: str = "1,16,64", new: int = NEW) -> dict[str, Any]:
-    """Rows of one GPU: bytes, prefill, tokens a second and one layer's attention, full and compressed, by batch."""
-    cuda = torch.cuda.is_available()
-    loaded = load(model, device="cuda" if cuda else "cpu", dtype=torch.bfloat16, head=True)
-    plan, rows = ll.plan(loaded, total=SHARE, context=min(length, PROMPT), windows=(2, 1)), []
-    config = loaded.model.config.get_text_config()
-    for batch in map(int, batches.split(",")):
-        ids = torch.randint(config.vocab_size, (batch, length), device=loaded.model.device)
-        row: dict[str, Any] = {"batch": batch, "length": length, "share": plan.total.share}
-        for name in ("full", "compressed"):
-            before = torch.cuda.memory_allocated() if cuda else 0
-            try:
-                with ll.apply(loaded, plan) if name == "compressed" else nullcontext():
-                    row[name] = decoded(loaded, ids, new)
-            except torch.OutOfMemoryError:
-                row[name] = None  # it does not fit beside the weights
-            row[f"{name}_peak"] = (torch.cuda.max_memory_allocated() if cuda else 0) - before
-            if cuda:
-                torch.cuda.reset_peak_memory_stats()
-        row["attention_microseconds"] = attention(loaded, plan, batch, length)
-        rows.append(row)
-        print(f"  {row}", flush=True)
-    device = torch.cuda.get_device_name() if cuda else "cpu"
-    return {
-        "model": model,
-        "device": device,
-        "command": " ".join(["python -m bench.shrink", *sys.argv[1:]]),
-        "rows": rows,
-    }
-
-
-def attention(loaded: LoadedModel, plan: Plan, batch: int, length: int) -> dict[str, float]:
-    """One layer's decoding attention: torch's function on the full cache, and the ragged rows of the plan."""
-    config, device = loaded.model.config.get_text_config(), loaded.model.device
-    heads, groups = kv_shape(loaded.model)[1], config.num_attention_heads // kv_shape(loaded.model)[1]
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, width, device=device, dtype=loaded.model.dtype)
-
-    counts = next(row for row, kind in zip(budgets_for(plan, length), plan.layer_kinds, strict=True) if kind == "full")
-    kept = tuple(count for count in counts for _ in range(batch))
-    rows = RaggedRows(drawn(sum(kept)), drawn(sum(kept)), kept, batch)
-    rows.append(drawn(batch, heads, 1), drawn(batch, heads, 1), length)
-    query, key, value = drawn(batch, heads * groups, 1), drawn(batch, heads, length), drawn(batch, heads, length)
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-
-    def timed(work: Callable[[], Any]) -> Callable[[], Any]:
-        return lambda: (work(), torch.cuda.synchronize() if device.type == "cuda" else None)
-
-    works = {"scaled_dot_product_attention": lambda: sdpa(query, key, value, enable_gqa=True),
-             "ragged": lambda: rows.attend(query, scale=width**-0.5)}  # fmt: skip
-    with torch.inference_mode():
-        return {name: 1e6 * taken for name, taken in alternate(20, **{k: timed(w) for k, w in works.items()}).items()}
+def run_on_gpu(model: str, dtype: str, corpus: str, both: str, text: str) -> None:
+    """Parts that are no timings, for a model on a GPU."""
+    short, long = map(int, both.split(","))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    given = Setting(model, device, getattr(torch, dtype), corpus, short, long, ((2, 1), (2, 1)), int(text), 10, 12)
+    loaded = load(model, device=device, dtype=given.dtype, head=True)
+    old = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    found = old[f"gpu_{Path(model).name}"] = {"device": device, "command": " ".join(sys.argv[1:])}
+    for name in os.environ.get("SHRINK", "equal,lengths").split(","):
+        print(f" {name}", flush=True)
+        found[name] = PARTS[name](loaded, given)
+        RESULTS.write_text(json.dumps(old, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    name, *rest = sys.argv[1:]
-    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    made = gpu(name, *(kind(value) for kind, value in zip((int, str, int), rest, strict=False)))
-    RESULTS.write_text(json.dumps(kept | {"gpu": made}, indent=2) + "\n")
+    run_on_gpu(*sys.argv[1:])

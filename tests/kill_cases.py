@@ -95,8 +95,14 @@ def trial(checkpoint: ll.Checkpoint | None) -> Any:
     return ll.trial(planned(), documents=4, model=language_model(), corpus=letters(), checkpoint=checkpoint)
 
 
+def layers(checkpoint: ll.Checkpoint | None) -> Any:
+    own: dict[str, Any] = {"tokens": 60_000, "window": 32, "sizes": "8:256:4", "replicates": 8, "queries": 16}
+    return ll.reproduce("bert-layers", model=model(), corpus="stdlib-docs", **own, checkpoint=checkpoint)
+
+
 JOBS: dict[str, Callable[..., Any]] = {
     "probe": probe, "study": study, "sweep": sweep, "hardmax": hardmax, "plan": plan, "trial": trial,
+    "layers": layers,
 }  # fmt: skip
 
 

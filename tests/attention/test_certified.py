@@ -52,7 +52,7 @@ def test_quantised_keys_are_within_half_a_step_and_bounds_bound() -> None:
 def test_the_error_holds_as_often_as_promised(name: str) -> None:
     wrong, read = errors(RULES[name], *case())
     assert (wrong <= PROMISE[0]).double().mean() >= 0.9
-    assert read.mean() < 1 or name == "proved"
+    assert read.mean() < 1 or name in ("proved", "both")
 
 
 def test_better_predictions_read_less_and_the_denominator_alone_does_not_bound_the_output() -> None:

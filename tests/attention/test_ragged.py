@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from limitlens.attention.kernels import ragged
 from limitlens.attention.ragged import ROOM, RaggedRows
 from limitlens.attention.subset import attend_subset, capped
 
@@ -70,25 +71,40 @@ def test_rows_of_different_lengths(weighted: bool, softcap: float | None, sunk: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("length", [1, 30])
-@pytest.mark.parametrize(("weighted", "softcap"), [(False, None), (True, None), (True, 2.0)])
-def test_the_cuda_program(dtype: torch.dtype, length: int, weighted: bool, softcap: float | None) -> None:
-    """One launch for all rows, in several parts of keys and several blocks of queries."""
-    pytest.importorskip("triton", reason="the CUDA program needs triton, also to be interpreted")
-    from limitlens.attention.kernels import ragged
-
-    rows, query = filled(dtype, weighted=weighted), drawn(2, 3 * GROUPS, length, WIDTH, dtype=dtype)
+@pytest.mark.parametrize(
+    ("weighted", "softcap", "sunk"), [(False, None, False), (True, None, True), (True, 2.0, False)]
+)
+def test_the_cuda_programs(
+    dtype: torch.dtype, length: int, weighted: bool, softcap: float | None, sunk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are appended and read by CUDA programs, in several parts of keys and several blocks of queries."""
+    pytest.importorskip("triton", reason="the CUDA programs need triton, also to be interpreted")
+    monkeypatch.setattr(ragged, "able", lambda *args: True)
+    rows = filled(dtype, weighted=weighted)
+    query = drawn(2, length, 3 * GROUPS, WIDTH, dtype=dtype).transpose(1, 2)
     append(rows, length)
-    grouped = query.view(2, 3, GROUPS, length, WIDTH).transpose(0, 1).reshape(6, -1, WIDTH)
-    longest = max(KEPT) + length
-    lse, found = ragged.attend(
-        grouped, rows.key, rows.value, rows.log_weight, rows.start, rows.end, scale=0.4, softcap=softcap,
-        length=length, longest=longest,
-    )  # fmt: skip
-    assert longest > ragged.PART  # so that parts are merged
-    wanted = exact(rows, query, 0.4, softcap).view(2, 3, -1, WIDE).transpose(0, 1).reshape(6, -1, WIDE)
+    append(rows, length)
+    assert len(rows._parts(GROUPS * length).row) > len(KEPT)  # so that parts are merged
+    sinks = drawn(3 * GROUPS) if sunk else None
+    found = rows.attend(query, scale=0.4, softcap=softcap, sinks=sinks)
+    assert found.dtype == dtype
     close = 1e-5 if dtype == torch.float32 else 1e-2
+    wanted = exact(rows, query, 0.4, softcap, sinks)
     torch.testing.assert_close(found.double(), wanted, rtol=close, atol=close)
-    assert torch.isfinite(lse).all()
+
+
+def test_the_cuda_programs_hide_masked_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the CUDA programs need triton, also to be interpreted")
+    rows, query = filled(), drawn(2, 3 * GROUPS, 3, WIDTH)
+    append(rows, 4)
+    seen = torch.rand(2, 3, 4, device=DEVICE) < 0.5
+    wanted = rows.attend(query, scale=0.4, seen=seen) if DEVICE == "cpu" else None
+    monkeypatch.setattr(ragged, "able", lambda *args: wanted is not None)
+    found = rows.attend(query, scale=0.4, seen=seen)
+    if wanted is None:
+        monkeypatch.undo()
+        wanted = rows.attend(query, scale=0.4, seen=seen)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_grow_in_blocks_and_keep_their_entries() -> None:

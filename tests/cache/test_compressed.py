@@ -388,3 +388,30 @@ def test_the_command_prints_one_json_document_and_refuses_a_foreign_plan(
         code, out, err = run(capsys, "generate", "no-model", *asked, wrong)  # before any model is loaded
         assert code == 2
         assert told in err
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "mistral-100"])
+def test_a_batch_that_is_read_in_groups_gives_what_it_gives_at_once(name: str) -> None:
+    model, rows = loaded(name), [tokens(length, seed=length)[0] for length in (CONTEXT, 41, 90, 70, 90)]
+    plan, longest = mixed_plan(model), max(map(len, rows))
+    ids, mask = torch.zeros(5, longest, dtype=torch.long), torch.zeros(5, longest, dtype=torch.long)
+    for b, row in enumerate(rows):
+        ids[b, longest - len(row) :], mask[b, longest - len(row) :] = row, 1
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    found = []
+    for size in (None, 2):
+        with ll.apply(model, plan, prefill_batch=size) as applied:
+            made = model.model.generate(ids, attention_mask=mask, **options)
+        sizes = applied.full_bytes, applied.kept_bytes, applied.prompt
+        found.append(
+            (made.sequences, torch.stack(made.logits), sizes, sum(map(layer_bytes, made.past_key_values.layers)))
+        )
+    assert torch.equal(found[0][0], found[1][0])
+    assert close(found[1][1], found[0][1])
+    assert found[0][2:] == found[1][2:]
+    with (
+        pytest.raises(InputError, match="prefill_batch is 0; expected at least 1"),
+        ll.apply(model, plan, prefill_batch=0),
+    ):
+        pass

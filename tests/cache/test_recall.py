@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import limitlens as ll
 from cache_cases import CONTEXT, language_model, text
-from limitlens.cache import recall
+from limitlens.cache import reading, recall
 from limitlens.cache.cut import cut_windows, window_order
 from limitlens.cache.reading import ReadPrompt, read_prompt
 from limitlens.cache.recall import RecallFit, recall_costs, text_costs
@@ -49,19 +50,31 @@ def test_text_costs_are_the_kl_of_small_cuts(monkeypatch: pytest.MonkeyPatch) ->
 def test_recall_costs_are_differences_of_real_cuts() -> None:
     own = reads(1)
     counts = np.array([[16, 40], [64, 20], [0, 33]])
-    names = [["recent", "knorm"], ["expected"] * 2, ["snapkv", "reconstruction"]]
+    policies = ["recent", "expected", "reconstruction"]
+    chosen = np.array([[0, 1], [1, 1], [2, 0]])
     checkpoint = Checkpoint()
     found = recall_costs(
-        own, names, counts, (0, 1, 2), SIZES, lambda count, make: checkpoint.each({"job": "test"}, count, make)
+        own,
+        policies,
+        chosen,
+        counts,
+        (0, 1, 2),
+        SIZES,
+        lambda count, make: checkpoint.each({"job": "test"}, count, make),
     )
-    assert found.shape == (3, 2, len(SIZES))
-    base = own[0].kl(own[0].cut(names, counts))
-    for (layer, head), size in (((0, 0), 32), ((1, 1), 0), ((2, 1), 64), ((2, 0), 64)):
-        other = counts.copy()
-        other[layer, head] = size
-        expected = own[0].kl(own[0].cut(names, other)) - base
-        assert found[layer, head, SIZES.index(size)] == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert found[0, 0, 1] == found[1, 0, -1] == found[2, 0, 0] == 0  # at the planned number of keys
+    assert found.shape == (3, 3, 2, len(SIZES))
+
+    def kl(names: Any, keys: Any) -> float:
+        return own[0].kl(own[0].cut([[policies[place] for place in row] for row in names], keys))
+
+    for (layer, head), policy, size in (
+        ((0, 0), 0, 32), ((1, 1), 1, 0), ((2, 1), 0, 64), ((2, 0), 2, 64), ((0, 0), 1, 32), ((0, 0), 2, 16),
+    ):  # fmt: skip
+        keys, names = counts.copy(), chosen.copy()
+        keys[layer, head], names[layer, head] = size, policy
+        expected = kl(names, keys) - kl(chosen, counts)
+        assert found[policy, layer, head, SIZES.index(size)] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert found[0, 0, 0, 1] == found[1, 1, 0, -1] == found[2, 2, 0, 0] == 0  # at the planned keys
 
 
 def plan(**options: Any) -> ll.Plan:
@@ -120,3 +133,22 @@ def test_weights_that_say_nothing_are_refused(weights: dict[str, float]) -> None
         ll.plan("no-model", weights=weights)
     with pytest.raises(InputError, match="expected a total with weights"):
         ll.plan("no-model", weights={"text": 1}, error=0.1)
+
+
+@pytest.mark.parametrize("names", ["reconstruction", "priority"])
+def test_cuts_predicted_in_one_batch_are_those_predicted_alone(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = reads(1)[0]
+    hooks = [
+        None,
+        read.cut(names, 20),
+        read.cut("streaming", 20),
+        read.cut([["recent"] * 2] * 3, np.full((3, 2), 9)),
+        read.shared("kvzip", 99),
+    ]
+    alone = [read.predict(hook) for hook in hooks]
+    monkeypatch.setattr(reading, "BATCHED", ("cpu",))
+    held = sum(call.key.nbytes + call.value.nbytes for call in read.calls)
+    for copies in (2, 4):
+        monkeypatch.setattr(reading, "TOGETHER", copies * held)
+        for one, other in zip(alone, read.predict_each(hooks), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

@@ -125,3 +125,26 @@ def test_sentences_about_documents(tmp_path: Path) -> None:
 def test_a_context_shorter_than_a_window_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="the context has 8 tokens; expected at least a window"):
         ll.predict(tiny("bert"), text, window=16, context=8)
+
+
+def test_overlapping_windows_cover_a_context_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of the first layer do not see other tokens, so four windows must give what one window of that length gives."""
+    monkeypatch.setattr("limitlens.probing.contexts.START", 0)
+    model = tiny("llama")
+    _, windows = open_windows(model, text, 4000, window=16, special="none", device="cpu", fewer=True)
+    found = measure_contexts(model, windows, length=4, count=6, queries=1, seed=4, warnings=[])
+    runs, _ = draw_runs(windows, 4, 6, 4, [])
+    calls: list[Captured] = []
+    with torch.no_grad(), capture(model.model, calls.append) as run:
+        run(input_ids=torch.as_tensor(np.stack([windows.read(row.tolist()).ravel() for row in runs])).long())
+    groups = calls[0].query.shape[1] // calls[0].key.shape[1]
+    for head in range(calls[0].query.shape[1]):
+        query = calls[0].query[:, head, -1].double() * calls[0].scale
+        key, value = (part[:, head // groups, :-1].double() for part in (calls[0].key, calls[0].value))
+        weights = torch.exp(query @ key.mT).transpose(0, 1)[..., None]  # (m, R, t, 1)
+        every = (weights * value).sum(2) / weights.sum(2)
+        centre = (weights * value).sum((1, 2)) / weights.sum((1, 2))
+        error = (every - centre[:, None]).square().sum(-1) * 6 / 5
+        error.fill_diagonal_(torch.nan)
+        wanted = torch.sqrt(error.nanmean() / centre.square().sum(-1).mean())
+        assert float(found[0, head].error[-1]) == pytest.approx(float(wanted), rel=1e-4)

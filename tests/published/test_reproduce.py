@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from limitlens.published.catalogue import Claim, Number, catalogue
 from limitlens.published.laws import _keys, _moment_growth
 from limitlens.published.protocol import error_rows, moments, output, slopes
 from limitlens.published.reproduction import HOME, listing
-from limitlens.published.temperatures import _growth, _of_query
+from limitlens.published.temperatures import _growth, _of_queries
 from tiny_models import TINY, tiny_tokenizer
 
 PROTOCOL = {"sizes": "16:128:4", "replicates": 6, "reference": 400}
@@ -288,11 +289,12 @@ def test_the_critical_factor_of_a_query_by_hand() -> None:
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(1, 4, 40, 8, generator=generator), torch.randn(1, 2, 40, 8, generator=generator)
     call = Captured(0, query, key, key, scale=0.5, causal=True)
-    found = _of_query(call, 30)
-    for head in range(4):
-        scores = 0.5 * key[0, head // 2, :31].double() @ query[0, head, 30].double()
+    found = _of_queries(call, np.array([30, 39, 12]))
+    for place, head in product(range(3), range(4)):
+        last = (30, 39, 12)[place]
+        scores = 0.5 * key[0, head // 2, : last + 1].double() @ query[0, head, last].double()
         for row, some in zip(found, (scores, scores[1:]), strict=True):
-            weights = torch.softmax(row[head] * some, 0)
+            weights = torch.softmax(row[head, place] * some, 0)
             assert float(weights.max()) == pytest.approx(0.2, abs=1e-4)
 
 

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from limitlens.arrays import Tensor, torch
-from limitlens.theory.certificates import bernstein_radius, error_quantile, variance_degrees
+from limitlens.theory.certificates import bernstein_radius, error_quantile
 
 SINKS, WINDOW = 4, 64  # first and last keys, which every query reads; older groups of quantised keys are complete
 GROUP = 64  # keys that share the scales of a quantised copy
@@ -26,6 +26,7 @@ FIRST, FEWEST = 0.01, 48  # expected size of the first sample: a share of the ke
 UNSURE = 8  # sampled keys with π < 1 that a check needs, because the variance of unread keys is estimated from them
 GROWTH = (1.15, 3.0)  # least and largest factor by which a sample grows if its check fails
 STAGES = 8  # samples that a query may check before it reads everything
+AT_ONCE = (1 << 24, 1 << 28)  # numbers of sampled values held at once, on a CPU and on another device
 MUCH = 0.6  # share of the keys from which on a query reads everything
 
 
@@ -33,8 +34,9 @@ MUCH = 0.6  # share of the keys from which on a query reads everything
 class ReadRule:
     """How a query selects the keys it reads: prediction of the scores, heavy keys, sampled tail and size of the sample.
 
-    Sizes: a normal quantile for the "denominator" alone or for the "trace" of the output's covariance, a weighted
-    chi-square ("chi2"), the same with a check of each sample ("checked"), or an empirical Bernstein bound ("proved").
+    Sizes: a normal quantile for the "denominator" alone, for numerator and denominator ("both") or for the "trace" of
+    the output's covariance, a weighted chi-square ("chi2"), the same with a check of each sample ("checked"), or an
+    empirical Bernstein bound ("proved").
     """
 
     label: str
@@ -59,6 +61,7 @@ class ReadRule:
 
 RULES = {
     "denominator": ReadRule("uniform tail, CLT of the denominator", "int4", "denominator", "uniform", 0.02),
+    "both": ReadRule("uniform tail, CLT of both sums", "int4", "both", "uniform", 0.02),
     "output": ReadRule("uniform tail, CLT of the output", "int4", "trace", "uniform", 0.02),
     "chi2": ReadRule("4-bit keys, no check", "int4", "chi2"),
     "int4": ReadRule("4-bit keys", "int4"),
@@ -105,8 +108,9 @@ def read_keys(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Keys (m, n) that queries read to keep a `promise` (ε, δ) of their output error, and log-weights of these keys.
 
-    Scores, predicted scores, the mask `seen` and uniform numbers are (m, n), values (n, v), learned sinks (m,). A query
-    whose sample would hold more than 60% of its keys, or that fails all checks, reads all keys with weight 1.
+    Scores, predicted scores, the mask `seen` and uniform numbers are (m, n), learned sinks (m,). Values are (n, v), or
+    (h, n, v) for queries in h groups of m/h. A query whose sample would hold more than 60% of its keys, or that fails
+    all checks, reads all keys with weight 1.
     """
     never = float("-inf")
     place = seen.cumsum(-1)
@@ -126,7 +130,10 @@ def read_keys(
     weight = (scores - peak).exp() * seen
     exact = weight * fixed
     mass = exact.sum(-1) + (0 if sinks is None else (sinks - peak[:, 0]).exp())
-    known = torch.cat([mass[:, None], exact @ value], -1)
+    value = value if value.ndim == 3 else value[None]
+    known = torch.cat([mass[:, None], (exact.view(len(value), -1, exact.shape[-1]) @ value).flatten(0, 1)], -1)
+    first = torch.arange(len(scores), device=scores.device) * len(value) // len(scores) * value.shape[1]
+    length, value = value.norm(dim=-1).amax(-1), value.flatten(0, 1)  # longest value of each group, and all values
     odds = torch.where(tail, uniform / share, torch.inf)
     level = (FIRST * count).clamp_min(FEWEST).to(scores.dtype)
     whole = ~tail.any(-1)
@@ -135,12 +142,15 @@ def read_keys(
     for _ in range(1 if once else STAGES):
         if not len(rows):
             break
-        sample = _Sample.at(level[rows], odds[rows], share[rows], weight[rows], known[rows], value)
-        if rule.size == "proved":
-            ceiling, longest = (bound[rows] - peak[rows]).exp(), float(value.norm(dim=-1).max())
-            held, wanted = sample.proved(ceiling, share[rows], longest, promise)
-        else:
-            held, wanted = sample.estimated(rule.size, promise)
+        held, wanted = torch.ones_like(whole[rows]), level[rows]
+        for part in _batches((odds[rows] < level[rows, None]).sum(-1), value):
+            own = rows[part]
+            sample = _Sample.at(level[own], odds[own], share[own], weight[own], known[own], value, first[own])
+            if rule.size == "proved":
+                ceiling, longest = (bound[own] - peak[own]).exp(), length[first[own] * len(length) // len(value)]
+                held[part], wanted[part] = sample.proved(ceiling, share[own], longest, promise)
+            else:
+                held[part], wanted[part] = sample.estimated(rule.size, promise)
         least, most = (factor * level[rows] for factor in ((1, float("inf")) if once else GROWTH))
         level[rows] = torch.where(held, level[rows], wanted.clamp(least, most))
         rows = rows[~held]
@@ -152,6 +162,17 @@ def read_keys(
     mask = seen & (whole[:, None] | fixed | (odds < level[:, None]))
     chance = (level[:, None] * share).clamp_max(1)
     return mask, torch.where(mask & tail & ~whole[:, None], -chance.log(), 0.0)
+
+
+def _batches(count: Tensor, value: Tensor) -> list[Tensor]:
+    """Indices of queries in batches, by the number of their sampled keys, of at most `AT_ONCE` numbers of values."""
+    order = count.argsort()
+    sizes, room = count[order].clamp_min(1).tolist(), AT_ONCE[value.device.type != "cpu"] // value.shape[-1]
+    stops = [0]
+    for place, size in enumerate(sizes):
+        if (place + 1 - stops[-1]) * size > room and place > stops[-1]:
+            stops.append(place)
+    return list(order.tensor_split(stops[1:]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,42 +190,60 @@ class _Sample:
     output: Tensor
 
     @classmethod
-    def at(cls, level: Tensor, odds: Tensor, share: Tensor, weight: Tensor, known: Tensor, value: Tensor) -> Self:
-        """Sample of the keys whose odds U/g are below the level; `known` holds the sums over the fixed keys."""
-        most = int((odds < level[:, None]).sum(-1).max())
-        lowest, index = odds.topk(max(most, 1), -1, largest=False)
-        valid = lowest < level[:, None]
+    def at(
+        cls, level: Tensor, odds: Tensor, share: Tensor, weight: Tensor, known: Tensor, value: Tensor, first: Tensor
+    ) -> Self:  # fmt: skip
+        """Sample of the keys whose odds U/g are below the level; `known` holds the sums over the fixed keys.
+
+        Values of all queries are (·, v), those of the keys of a query from `first` (m,) on.
+        """
+        drawn = odds < level[:, None]
+        count = drawn.sum(-1)
+        row, key = drawn.nonzero(as_tuple=True)
+        valid = torch.arange(int(count.max().clamp_min(1)), device=odds.device) < count[:, None]
+        index = torch.zeros(valid.shape, dtype=torch.long, device=odds.device)
+        index[row, drawn.cumsum(-1)[row, key] - 1] = key
         every, share, weight = share, share.gather(-1, index), weight.gather(-1, index)
         chance = (level[:, None] * share).clamp(1e-30, 1)
         missed = ((every > 0) & (level[:, None] * every < 1)).any(-1)
         sure = ~missed | ((valid & (chance < 1)).sum(-1) >= UNSURE)
         scaled = torch.where(valid, weight / chance, 0)
         mass = known[:, 0] + scaled.sum(-1)
-        output = (known[:, 1:] + (scaled[:, None] @ value[index])[:, 0]) / mass[:, None]
-        return cls(level, valid, sure, share, chance, weight, value[index], mass, output)
+        value = value[first[:, None] + index]
+        output = (known[:, 1:] + (scaled[:, None] @ value)[:, 0]) / mass[:, None]
+        return cls(level, valid, sure, share, chance, weight, value, mass, output)
 
     def estimated(self, size: str, promise: tuple[float, float]) -> tuple[Tensor, Tensor]:
         """Whether the estimated error keeps the promise (ε, δ), and the level at which it should."""
         error, delta = promise
         weight = (self.weight / self.mass[:, None])[..., None]
-        influence = weight if size == "denominator" else weight * (self.value - self.output[:, None])
-        base = torch.where(self.valid, influence.square().sum(-1) / self.chance, 0)
-        terms = base * (1 / self.chance - 1)
+        norm, missing = self.output.square().sum(-1), 1 / self.chance - 1
+
+        def squares(influence: Tensor) -> Tensor:
+            return torch.where(self.valid, influence.square().sum(-1) / self.chance, 0)
+
+        influence = weight * (self.value - self.output[:, None])
+        base = squares(weight if size == "denominator" else influence)
+        if size == "both":  # (e_D + e_N)², for the relative errors of the denominator and of the numerator
+            both = squares(weight), squares(weight * self.value) / norm[:, None]
+            d, n = ((part * missing).sum(-1, keepdim=True).sqrt().clamp_min(1e-30) for part in both)
+            base = both[0] * (1 + n / d) + both[1] * (1 + d / n)
+            error, delta = error / 2, delta / 2  # |Γ̂ − Γ| ≤ 2 (e_D + e_N) |Γ|, with δ/2 for each
+        terms = base * missing
         trace = terms.sum(-1)
-        norm = self.output.square().sum(-1)
-        limit = torch.ones_like(norm) if size == "denominator" else (norm - trace).clamp_min(0.1 * norm)
+        limit = torch.ones_like(norm) if size in ("denominator", "both") else (norm - trace).clamp_min(0.1 * norm)
         limit = error**2 * limit  # |Γ̂|² is larger than |Γ|² by the trace, on average
-        if size in ("denominator", "trace"):
+        if size in ("denominator", "both", "trace"):
             factor = checked = error_quantile(1.0, 1.0, delta)
         else:
-            root = influence * torch.where(self.valid, (1 / self.chance - 1) / self.chance, 0).sqrt()[..., None]
-            parts = (trace, (root.mT @ root).square().sum((-1, -2)), terms, self.chance)
-            total, square, summed, chance = (part.double().cpu().numpy() for part in parts)
-            total = np.maximum(total, 1e-200)
+            root = influence * torch.where(self.valid, missing / self.chance, 0).sqrt()[..., None]
+            sums = trace, (root.mT @ root).square().sum((-1, -2)), ((1 - self.chance) * terms.square()).sum(-1)
+            parts = torch.stack(sums).double().cpu().numpy()
+            total, square, spread = np.maximum(parts, np.array([[1e-200], [0], [np.finfo(float).tiny]]))
             factor = checked = error_quantile(total, square, delta) / total
             if size == "checked":
                 # Half of δ, because a sample that underestimates its own variance is the one that passes the check.
-                checked = error_quantile(total, square, delta / 2, variance_degrees(summed, chance)) / total
+                checked = error_quantile(total, square, delta / 2, 2 * total**2 / spread) / total
         held = self.sure & (norm > 0) & (trace * torch.as_tensor(checked).to(trace) <= limit)
         limit = limit / torch.as_tensor(factor).to(limit)
         low, high = self.level.log(), self.level.log() + 12
@@ -216,17 +255,17 @@ class _Sample:
         return held, torch.where(self.sure | (size != "checked"), high.exp(), GROWTH[1] * self.level)
 
     def proved(
-        self, ceiling: Tensor, share: Tensor, longest: float, promise: tuple[float, float]
+        self, ceiling: Tensor, share: Tensor, longest: Tensor, promise: tuple[float, float]
     ) -> tuple[Tensor, Tensor]:
         """Whether the error is proved to keep the promise (ε, δ), and twice the level.
 
-        Unread weights are at most `ceiling` (m, n), and |v − Γ| ≤ 2 · `longest`. Levels do not depend on the sample;
-        each of them has the failure probability δ / `STAGES`. Since |Γ| ≥ |Γ̂| − r, r ≤ |Γ̂| ε/(1 + ε) is enough.
+        Unread weights are at most `ceiling` (m, n), and |v − Γ| ≤ 2 · `longest` (m,). Levels do not depend on the
+        sample; each has the failure probability δ / `STAGES`. Since |Γ| ≥ |Γ̂| − r, r ≤ |Γ̂| ε/(1 + ε) is enough.
         """
         error, delta = promise
         chance = (self.level[:, None] * share).clamp(1e-30, 1)
-        bound = torch.where((share > 0) & (chance < 1), ceiling / chance, 0) * 2 * longest
-        terms = (2 * longest * self.weight).square() * (1 / self.chance - 1) / self.chance
+        bound = torch.where((share > 0) & (chance < 1), ceiling / chance, 0) * 2 * longest[:, None]
+        terms = (2 * longest[:, None] * self.weight).square() * (1 / self.chance - 1) / self.chance
         parts = (torch.where(self.valid, terms, 0).sum(-1), bound.square().amax(-1), bound.amax(-1))
         variance, largest, longest_term = (part.double().cpu().numpy() for part in parts)
         radius = torch.as_tensor(bernstein_radius(variance, largest, longest_term, delta / STAGES)).to(self.mass)

@@ -41,8 +41,14 @@ class RaggedRows:
         self.starts = starts
         bounds = [r for r in range(1, len(self.kept)) if self.kept[r] != self.kept[r - 1]]
         self.runs = list(zip([0, *bounds], [*bounds, len(self.kept)], strict=True))
-        self.start = torch.tensor(starts[:-1], device=self.key.device)
-        self.end = self.start + torch.tensor(self.kept, device=self.key.device) + self.new
+        self.start, self.count = torch.tensor([starts[:-1], self.kept]).to(self.key.device)
+        self.parts: dict[int, cuda.Parts] = {}  # by their size, for the CUDA programs
+
+    @property
+    def end(self) -> Tensor:
+        """Index (R,) behind the last entry of each row."""
+        end: Tensor = self.start + self.count + self.new
+        return end
 
     @property
     def bytes(self) -> int:
@@ -59,16 +65,16 @@ class RaggedRows:
         if self.new + length > self.room:
             block = max(ROOM, sum(self.kept) // (len(self.kept) * ROOM_SHARE), self.new + length - self.room)
             self.rebuild(range(len(self.kept)), self.room + block)
-        place = self.end[:, None] + torch.arange(length, device=key.device) if length > 1 else self.end
-        for buffer, part in ((self.key, key), (self.value, value)):
-            buffer.index_copy_(0, place.flatten(), part.detach().transpose(0, 1).reshape(-1, part.shape[-1]))
-        if self.log_weight is not None:
-            self.log_weight.index_fill_(0, place.flatten(), 0)
-        if self.position is not None:
-            tokens = torch.arange(position, position + length, device=key.device, dtype=self.position.dtype)
-            self.position.index_copy_(0, place.flatten(), tokens.repeat(len(self.kept)))
-        self.new += length
-        self.end = self.end + length  # not in place, which a tensor made in inference mode would not allow
+        if self.position is None and cuda.able(key, value):
+            cuda.append(key, value, self.key, self.value, self.start, self.count, self.new)
+        else:
+            place = (self.end[:, None] + torch.arange(length, device=key.device)).flatten()
+            for buffer, part in ((self.key, key), (self.value, value)):
+                buffer.index_copy_(0, place, part.detach().transpose(0, 1).reshape(-1, part.shape[-1]))
+            if self.position is not None:
+                tokens = torch.arange(position, position + length, device=key.device, dtype=self.position.dtype)
+                self.position.index_copy_(0, place, tokens.repeat(len(self.kept)))
+        self.new += length  # log-weights of new tokens are zero, as those of unused entries
 
     def rebuild(self, rows: Sequence[int], room: int) -> None:
         """Copy the given rows, in this order, into new buffers with `room` entries for new tokens in each row."""
@@ -86,6 +92,31 @@ class RaggedRows:
         used = [part[self.starts[row] : self.starts[row] + self.kept[row] + self.new] for row in rows]
         return torch.cat([piece for row in used for piece in (row, unused)])
 
+    @classmethod
+    def joined(cls, parts: Sequence[RaggedRows]) -> RaggedRows:
+        """Join the rows of several batches, without new tokens so far, into one batch."""
+        heads = range(len(parts[0].kept) // parts[0].batch)
+
+        def cat(name: str) -> Tensor | None:
+            buffers = [getattr(part, name) for part in parts]
+            if all(buffer is None for buffer in buffers):
+                return None
+            filled = [part.key.new_zeros(len(part.key), dtype=torch.float32) if buffer is None else buffer
+                      for part, buffer in zip(parts, buffers, strict=True)]  # fmt: skip
+            sizes = [[part.starts[(head + 1) * part.batch] - part.starts[head * part.batch] for head in heads]
+                     for part in parts]  # fmt: skip
+            pieces = [buffer.split(size) for buffer, size in zip(filled, sizes, strict=True)]
+            return torch.cat([piece[head] for head in heads for piece in pieces])
+
+        kept = tuple(
+            count for head in heads for part in parts
+            for count in part.kept[head * part.batch : (head + 1) * part.batch]
+        )  # fmt: skip
+        key, value, weight, position = map(cat, ("key", "value", "log_weight", "position"))
+        assert key is not None
+        assert value is not None
+        return cls(key, value, kept, sum(part.batch for part in parts), weight, position)
+
     def select(self, sequences: Sequence[int]) -> None:
         """Keep the given sequences of the batch, in this order; a sequence may occur more than once."""
         heads = range(len(self.kept) // self.batch)
@@ -94,7 +125,6 @@ class RaggedRows:
     def crop(self, tokens: int) -> None:
         """Remove the last `tokens` appended tokens from all rows."""
         self.new -= tokens
-        self.end = self.end - tokens
 
     def views(self) -> Iterator[tuple[slice, list[Tensor | None]]]:
         """Runs of rows of equal length: the rows, and views (rows, n, ...) of key, value, log-weight and position."""
@@ -117,22 +147,28 @@ class RaggedRows:
         """
         batch, _, length, width = query.shape
         rows = len(self.kept)
-        grouped = query.view(batch, rows // batch, -1, length, width).transpose(0, 1)
-        grouped = grouped.reshape(rows, -1, width)  # (R, G·L, k): queries that share their keys
-        if seen is None and window is None and cuda.able(grouped, self.value):
-            lse, output = cuda.attend(
-                grouped, self.key, self.value, self.log_weight, self.start, self.end, scale=scale, softcap=softcap,
-                length=length, longest=max(self.kept) + self.new,
+        if window is None and cuda.able(query, self.value):
+            return cuda.attend(
+                query, self.key, self.value, self.log_weight, self.start, self.count, self.new,
+                self._parts(query.shape[1] * batch // rows * length), scale=scale, softcap=softcap, sinks=sinks,
+                seen=seen,
             )  # fmt: skip
-        else:
-            grouped = grouped * scale
-            parts = [self._attend(grouped[at], at, view, length, softcap, seen, window) for at, view in self.views()]
-            lse, output = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        grouped = query.reshape(batch, rows // batch, -1, length, width).transpose(0, 1)
+        grouped = grouped.reshape(rows, -1, width) * scale  # (R, G·L, k): queries that share their keys
+        parts = [self._attend(grouped[at], at, view, length, softcap, seen, window) for at, view in self.views()]
+        lse, output = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
         output = output.view(rows // batch, batch, -1, length, output.shape[-1]).transpose(0, 1).flatten(1, 2)
         if sinks is not None:
             lse = lse.view(rows // batch, batch, -1, length).transpose(0, 1).flatten(1, 2)
             output = output * torch.sigmoid(lse - sinks.view(1, -1, 1).to(lse))[..., None]
         return output.to(query.dtype)
+
+    def _parts(self, queries: int) -> cuda.Parts:
+        """Parts of rows for the CUDA programs, made once for each layout of the rows."""
+        size = cuda.part_size(self.starts[-1], queries)
+        if size not in self.parts:
+            self.parts[size] = cuda.cut([kept + self.room for kept in self.kept], size, self.key.device)
+        return self.parts[size]
 
     def _attend(
         self, query: Tensor, rows: slice, view: list[Tensor | None], length: int, softcap: float | None,

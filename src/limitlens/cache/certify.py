@@ -15,7 +15,7 @@ import torch
 from scipy.special import bdtr
 from scipy.stats import rankdata
 
-from limitlens.attention.certified import FEWEST, FIRST, RULES, SINKS, WINDOW, read_keys
+from limitlens.attention.certified import FEWEST, FIRST, RULES, SINKS, WINDOW, ReadRule, read_keys
 from limitlens.attention.kernels import choose_device
 from limitlens.attention.subset import attend_subset
 from limitlens.cache.certify_result import Certification, HeadReads, RuleReads, TaskScores
@@ -26,7 +26,7 @@ from limitlens.cache.tasks import check_tasks, prompts_of
 from limitlens.cost import check_cost, forward_cost
 from limitlens.errors import Array, InputError, Progress, check_number, check_seed
 from limitlens.models import Captured, LoadedModel, Windows, capture, load
-from limitlens.models.intervene import certified_reads, check_promise, head_rows
+from limitlens.models.intervene import certified_reads, check_promise, head_rows, predicted_rows
 from limitlens.sampling.checkpoint import Checkpoint
 from limitlens.sampling.streams import generator_for
 from limitlens.statistics.documents import holm, paired_mean
@@ -124,7 +124,7 @@ def measure_reads(
 
     job: dict[str, Any] = {"job": "certify", "weights": loaded.digest, "text": windows.sha256, "windows": list(order)}
     job |= {"context": context, "jobs": list(jobs), "draws": draws, "heads": heads, "seed": seed}
-    options: dict[str, Any] = {"tokens": windows.length, "fewest": 2, "progress": progress}
+    options: dict[str, Any] = {"tokens": windows.length, "fewest": min(2, len(order)), "progress": progress}
     return (checkpoint or Checkpoint()).each(job, len(order), document, **options)
 
 
@@ -133,43 +133,59 @@ def _layer_reads(
     entropy: list[int],
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Arrays of `measure_reads` for one layer and document."""
-    (count, total), kv_heads = call.query.shape[1:3], call.key.shape[1]
+    (count, total), kv_heads, device = call.query.shape[1:3], call.key.shape[1], call.key.device
     found, known = np.full((len(jobs), count, len(NUMBERS)), np.nan), np.full((count, len(KNOWN)), np.nan)
     shared = np.full((len(jobs), kv_heads), np.nan)
-    rng, some = np.random.default_rng(entropy), torch.linspace(context, total - 1, QUERIES).long().tolist()
-    for kv in range(kv_heads):
-        position = int(rng.integers(context, total))
-        if (call.layer * kv_heads + kv + turn) % every:
-            continue
-        n = position + 1
-        uniform = torch.rand(draws, n, generator=generator_for(*entropy, kv)).to(call.key.device)  # for all its heads
-        together = torch.zeros((len(jobs), draws, n), dtype=torch.bool, device=call.key.device)
-        for head in range(kv * count // kv_heads, (kv + 1) * count // kv_heads):
-            scores, _, value, seen, sinks = head_rows(call, (0, head, [*some, position]), RULES[LIVE])
-            _, outputs = attend_subset(scores, value, mask=seen, sinks=sinks)
-            rms, full = outputs[:-1].square().sum(-1).mean().sqrt(), outputs[-1]
-            scores, seen, value = (part[:n] for part in (scores[-1], seen[-1], value))
-            own, visible = (part.expand(draws, n) for part in (scores, seen))
-            sinks = None if sinks is None else sinks[-1:].expand(draws)
-            known[head] = _known(scores, seen, value, full)
-            for j, (promise, name) in enumerate(jobs):
-                rule = RULES[name]
-                if rule.predictor == "earlier":
-                    past = (0, head, slice(position - 2 * EARLIER + 1, position - EARLIER + 1))
-                    attended = head_rows(call, past, RULES[LIVE])[0][:, :n].softmax(-1)
-                    predicted = attended.mean(0).clamp_min(1e-12).log()
-                else:
-                    predicted = head_rows(call, (0, head, [position]), rule)[1][0, :n]
-                predicted = predicted.expand(draws, n)
-                mask, weights = read_keys(rule, own, predicted, value, visible, promise, uniform, sinks)
-                _, output = attend_subset(own, value, mask=mask, log_weights=weights, sinks=sinks)
-                wrong, whole = (output - full).norm(dim=-1), mask.sum(-1) == seen.sum()
-                numbers = (mask.sum(-1) / seen.sum(), whole | (wrong <= promise[0] * full.norm()),
-                           whole | (wrong <= promise[0] * rms), whole)  # fmt: skip
-                found[j, head] = [float(part.float().mean()) for part in numbers]
-                together[j] |= mask
-        shared[:, kv] = (together.sum((-1, -2)) / (draws * seen.sum())).cpu().numpy()
+    drawn = np.random.default_rng(entropy).integers(context, total, kv_heads)  # position of the query of each head
+    chosen = [kv for kv in range(kv_heads) if (call.layer * kv_heads + kv + turn) % every == 0]
+    if not chosen:
+        return found, shared, known
+    groups = count // kv_heads
+    heads = torch.tensor([kv * groups + group for kv in chosen for group in range(groups)], device=device)
+    places = torch.from_numpy(drawn[chosen].repeat(groups)[:, None]).to(device)
+    some = torch.linspace(context, total - 1, QUERIES, device=device).long().expand(len(heads), -1)
+    scores, value, seen, sinks = head_rows(call, 0, heads, torch.cat([some, places], 1))
+    _, outputs = attend_subset(scores, value, mask=seen, sinks=sinks)
+    rms, full = outputs[:, :-1].square().sum(-1).mean(-1).sqrt(), outputs[:, -1]
+    scores, seen = scores[:, -1:], seen[:, -1:]
+    number = seen.sum(-1)  # (h, 1) visible keys
+    uniform = torch.stack([torch.rand(draws, total, generator=generator_for(*entropy, kv)) for kv in chosen]).to(device)
+    uniform = uniform.repeat_interleave(groups, 0)  # the same for all heads that share keys
+    known[heads.cpu()] = [_known(scores[i, 0], seen[i, 0], value[i], full[i]) for i in range(len(heads))]
+
+    def of(rows: torch.Tensor) -> torch.Tensor:  # the same for every draw
+        return rows.expand(-1, draws, *rows.shape[2:]).flatten(0, 1)
+
+    predictions: dict[tuple[str, bool], torch.Tensor] = {}
+    own, visible = of(scores), of(seen)
+    sunk = None if sinks is None else of(sinks[:, -1:])
+    for j, (promise, name) in enumerate(jobs):
+        rule = RULES[name]
+        kind = (rule.predictor, rule.size == "proved")
+        if kind not in predictions:
+            predictions[kind] = _predictions(call, heads, places, rule)
+        predicted = of(predictions[kind])
+        mask, weights = read_keys(rule, own, predicted, value, visible, promise, uniform.flatten(0, 1), sunk)
+        mask, weights = (part.view(-1, draws, total) for part in (mask, weights))
+        _, output = attend_subset(scores, value, mask=mask, log_weights=weights, sinks=sinks if sinks is None else
+                                  sinks[:, -1:].expand(-1, draws))  # fmt: skip
+        wrong, read = (output - full[:, None]).norm(dim=-1), mask.sum(-1)
+        whole = read == number
+        numbers = (read / number, whole | (wrong <= promise[0] * full.norm(dim=-1, keepdim=True)),
+                   whole | (wrong <= promise[0] * rms[:, None]), whole)  # fmt: skip
+        found[j, heads.cpu()] = torch.stack([part.float().mean(-1) for part in numbers], -1).cpu().numpy()
+        together = mask.view(-1, groups, draws, total).any(1).sum((-1, -2))
+        shared[j, chosen] = (together / (draws * number[::groups, 0])).cpu().numpy()
     return found, shared, known
+
+
+def _predictions(call: Captured, heads: torch.Tensor, places: torch.Tensor, rule: ReadRule) -> torch.Tensor:
+    """Predicted scores (h, 1, n) of the queries at `places` (h, 1) of some heads."""
+    if rule.predictor != "earlier":
+        return predicted_rows(call, 0, heads, places, rule)
+    past = places + torch.arange(1 - 2 * EARLIER, 1 - EARLIER, device=places.device)
+    attended, _, seen, _ = head_rows(call, 0, heads, past)
+    return attended.masked_fill(~seen, float("-inf")).softmax(-1).mean(1, keepdim=True).clamp_min(1e-12).log()
 
 
 def _known(scores: torch.Tensor, seen: torch.Tensor, value: torch.Tensor, full: torch.Tensor) -> list[float]:
@@ -229,7 +245,10 @@ def summarise(
     return Certification(
         loaded.name, corpus, context, *promise, len(reads), draws, heads, seed, rows, best, bool(keeping), table,
         _link(linked, predicted, found["known"]), live,
-        tuple(task_scores(loaded, windows, order[: len(reads)], task, context, promise, live, seed) for task in tasks),
+        tuple(
+            task_result(task, [prompt_scores(loaded, windows, row, task, context, promise, live, seed)
+                               for row in order[: len(reads)]]) for task in tasks
+        ),
         interrupted=len(reads) < len(order), warnings=tuple(windows.warnings),
     )  # fmt: skip
 
@@ -254,18 +273,20 @@ def _mean(values: Array) -> Array:
     return np.asarray(np.divide(np.nansum(values, 0), count, out=np.full(count.shape, np.nan), where=count > 0))
 
 
-def task_scores(
-    loaded: LoadedModel, windows: Windows, order: Sequence[int], task: str, context: int, promise: Promise, rule: str,
-    seed: int,
-) -> TaskScores:  # fmt: skip
-    """Predictions of the model on one task with certified reads after the context, against those with all keys."""
-    rows = []
-    for row in order:
-        (prompt,) = prompts_of(loaded, windows, row, [task], context, seed + 1)
-        read = read_prompt(loaded, prompt, seed)
-        full, certified = read.full, read.predict(certified_reads(promise, seed, rule))
-        scores, whole = prompt.score(certified, full), prompt.score(full, full)
-        rows.append([scores["kl"], scores["agreement"], scores["accuracy"], whole["accuracy"]])
+def prompt_scores(
+    loaded: LoadedModel, windows: Windows, row: int, task: str, context: int, promise: Promise, rule: str, seed: int
+) -> list[float]:
+    """KL, agreement and accuracy of predictions on one prompt with certified reads, and accuracy with all keys."""
+    (prompt,) = prompts_of(loaded, windows, row, [task], context, seed + 1)
+    read = read_prompt(loaded, prompt, seed)
+    scores = prompt.score(read.predict(certified_reads(promise, seed, rule)), read.full)
+    whole = prompt.score(read.full, read.full)
+    return [scores["kl"], scores["agreement"], scores["accuracy"], whole["accuracy"]]
+
+
+def task_result(task: str, rows: Sequence[Sequence[float]]) -> TaskScores:
+    """Means over prompts of the rows of `prompt_scores`, with errors of the KL and of the paired accuracy."""
     table = np.array(rows)
-    kl = paired_mean(table[:, 0])
-    return TaskScores(task, len(rows), kl.value, kl.stderr, *(float(part) for part in table[:, 1:].mean(0)))
+    kl, change = (paired_mean(values) for values in (table[:, 0], table[:, 2] - table[:, 3]))
+    agreement, accuracy, whole = (float(part) for part in table[:, 1:].mean(0))
+    return TaskScores(task, len(rows), kl.value, kl.stderr, agreement, accuracy, whole, change.stderr)

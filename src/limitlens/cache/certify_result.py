@@ -58,6 +58,7 @@ class TaskScores:
     agreement: float  # share of tokens whose most likely successor is the same
     accuracy: float  # share of prompts whose answer is right in every token
     accuracy_full: float
+    change_stderr: float  # of the difference of the accuracies, paired by prompt
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -127,9 +128,9 @@ class Certification(Result):
                        Axis("share of draws within the error"), series, [Guide("promised", y=level)])  # fmt: skip
         places = [(head.layer, head.head) for head in self.heads]
         linked = [(name.replace("_", " "), value) for name, value in self.link.items()]
-        asked = [(one.task, one.documents, Estimate(one.kl, one.kl_stderr), one.agreement, one.accuracy,
-                  one.accuracy_full) for one in self.tasks]  # fmt: skip
-        heading = ("task", "documents", "KL, nats a token", "agreement", "accuracy", "accuracy with all keys")
+        asked = [(one.task, one.documents, Estimate(one.kl, one.kl_stderr), one.agreement, one.accuracy_full,
+                  Estimate(one.accuracy - one.accuracy_full, one.change_stderr)) for one in self.tasks]  # fmt: skip
+        heading = ("task", "documents", "KL, nats a token", "agreement", "accuracy with all keys", "change")
         blocks = [Table("Predictions with certified reads", heading, asked)] if asked else []
         marked = frozenset({list(self.rules).index(self.rule)})
         return View(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from limitlens.attention.policies import Selection
 from limitlens.attention.ragged import RaggedRows
@@ -112,6 +113,21 @@ class CompressedCache(DynamicCache):
             raise InputError(f"{given}; expected it to be used inside the block")
         self.block.running[get_ident()] = self
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def join(self, others: Sequence[CompressedCache]) -> None:
+        """Append the sequences of other caches, of prompts of the same padded length, and empty the other caches."""
+        layer: Any
+        for index, layer in enumerate(self.layers):
+            parts: list[Any] = [layer, *(other.layers[index] for other in others)]
+            if len(set(map(type, parts))) > 1:
+                raise InputError(f"layer {index} could not be compressed for all sequences; expected a smaller batch")
+            if isinstance(layer, CompressedLayer):
+                layer.rows = RaggedRows.joined([part.rows for part in parts])
+            elif layer.is_initialized:
+                layer.keys, layer.values = (torch.cat([getattr(part, name) for part in parts])
+                                            for name in ("keys", "values"))  # fmt: skip
+            for other in others:
+                other.layers[index] = DynamicLayer()  # type: ignore[no-untyped-call]  # frees memory
 
 
 def layer_bytes(layer: Any) -> int:

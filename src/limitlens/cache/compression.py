@@ -24,13 +24,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.utils.generic import ModelOutput
 
 from limitlens.attention.policies import Selection, get_policy
 from limitlens.attention.policies.expected import LAW
 from limitlens.cache.compressed import CompressedCache, CompressedLayer, budgets_for, check_plan, layer_bytes, pack
 from limitlens.cache.plan import Plan
 from limitlens.cache.reconstruction import read_twice, repeat_attention
-from limitlens.errors import InputError
+from limitlens.errors import InputError, check_number
 from limitlens.models import Captured, LoadedModel
 from limitlens.models.intervene import PolicyHook, kv_shape
 from limitlens.models.relay import Output, hook_attention
@@ -51,13 +52,15 @@ class Compression:
     prompt: tuple[int, ...] = ()  # tokens of each sequence of the last prompt
     full_bytes: int = 0  # bytes of the last prompt's keys and values before eviction
     kept_bytes: int = 0  # bytes after it
-    seconds: float = 0.0  # time that selection and packing took, on a CPU
+    seconds: float = 0.0  # time that selection and packing took
     running: dict[int, CompressedCache] = field(default_factory=dict)  # by thread: the cache of the next attention
     hooks: dict[int, PolicyHook] = field(default_factory=dict)  # by prompt length
     repeating: LoadedModel | None = None  # the model, if a policy of the plan needs a second pass over the prompt
     ids: Tensor | None = None  # (B, n): token ids of the last prompt
     waiting: list[tuple[CompressedCache, Captured]] = field(default_factory=list)  # layers that the second pass cuts
     reading: bool = False  # whether the second pass is under way, which leaves caches alone
+    prefill_batch: int | None = None  # sequences of a batch that are read at a time
+    read: list[Any] = field(default_factory=list)  # outputs and sizes of the groups of a batch that were read
 
     def __deepcopy__(self, memo: Any) -> Self:  # a copy of a cache belongs to the same block
         return self
@@ -80,29 +83,64 @@ class Compression:
             expected = "expected a new one: the prompt must be read inside the `ll.apply` block"
             raise InputError(f"the cache holds {held:,} tokens already; {expected}")
         if given is not None or (self.model.config.get_text_config().use_cache if wanted is None else wanted):
+            kwargs = self._read_groups(kwargs)
             kwargs["past_key_values"] = CompressedCache(self)
             self.ids, self.waiting = kwargs.get("input_ids"), []
         return (), kwargs
 
-    def end(self, *_: Any) -> None:
-        """Hook after a forward pass of the model: if it has read a prompt, make the second pass that policies need."""
+    def _read_groups(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Read all but the last group of a batch that is larger than `prefill_batch`; returns arguments of the last."""
+        ids = kwargs.get("input_ids")
+        batch = len(kwargs["inputs_embeds"] if ids is None else ids)
+        size = self.prefill_batch or batch
+        if batch <= size:
+            return kwargs
+
+        def part(first: int) -> dict[str, Any]:
+            rows, given = slice(first, first + size), kwargs | {"past_key_values": None}
+            return {name: value[rows] if isinstance(value, Tensor) and value.ndim > 1 and len(value) == batch else value
+                    for name, value in given.items()}  # fmt: skip
+
+        *starts, last = range(0, batch, size)
+        read = []
+        for first in starts:
+            output = self.model(**part(first) | {"use_cache": True})
+            read.append((output, self.full_bytes, self.kept_bytes, self.seconds, self.prompt))
+        self.read = read
+        return part(last)
+
+    def end(self, _: Any, __: Any, output: Any) -> Any:
+        """Hook after a forward pass of the model: make the second pass that policies need, and join groups of a batch.
+
+        Only after a prompt was read.
+        """
         waiting, self.waiting = self.waiting, []
-        if not waiting or self.repeating is None:
-            return
+        if waiting and self.repeating is not None:
+            self._read_again(waiting, self.repeating)
+        read, self.read = self.read, []
+        for _output, full, kept, seconds, prompt in reversed(read):
+            self.full_bytes += full
+            self.kept_bytes += kept
+            self.seconds += seconds
+            self.prompt = prompt + self.prompt
+        return _joined([*(row[0] for row in read), output]) if read else None
+
+    def _read_again(self, waiting: list[tuple[CompressedCache, Captured]], loaded: LoadedModel) -> None:
+        """Make the second pass over the prompt, and evict what the plan evicts of all layers."""
         if self.ids is None:
             raise InputError("the prompt was given as embeddings; expected input_ids, which a second pass repeats")
-        started = time.perf_counter()
+        started = _now(waiting[0][1])
         (cache, first), *_others = waiting
         own = _own_tokens(first)
         self.reading = True
         try:
             alone = len(own) == 1 and len(own[0]) == first.key.shape[2]
-            repeats = [repeat_attention(self.repeating, cache, self.ids)] if alone else [
-                read_twice(self.repeating, self.ids[b : b + 1, tokens]) for b, tokens in enumerate(own)
+            repeats = [repeat_attention(loaded, cache, self.ids)] if alone else [
+                read_twice(loaded, self.ids[b : b + 1, tokens]) for b, tokens in enumerate(own)
             ]  # fmt: skip
         finally:
             self.reading = False
-        self.seconds += time.perf_counter() - started
+        self.seconds += _now(first) - started
         for cache, call in waiting:
             self._compress(cache, call, repeats)
 
@@ -132,12 +170,12 @@ class Compression:
 
     def _compress(self, cache: CompressedCache, call: Captured, repeats: Repeats = None) -> None:
         """Evict what the plan evicts of a layer that has read the prompt, and count bytes and seconds."""
-        started = time.perf_counter()
+        started = _now(call)
         self.full_bytes += layer_bytes(cache.layers[call.layer])
         if self.plan.layer_kinds[call.layer] == "full" and not call.slides(call.key.shape[2]):
             self._evict(cache, call, repeats)
         self.kept_bytes += layer_bytes(cache.layers[call.layer])
-        self.seconds += time.perf_counter() - started
+        self.seconds += _now(call) - started
 
     def _evict(self, cache: CompressedCache, call: Captured, repeats: Repeats) -> None:
         """Replace the full cache of a layer by the kept entries; if memory does not suffice, it stays full."""
@@ -183,8 +221,9 @@ class Compression:
 
 @contextmanager
 def apply(
-    model: PreTrainedModel | LoadedModel, plan: Plan | str | Path, *, force: bool = False, tokenizer: Any = None
-) -> Iterator[Compression]:
+    model: PreTrainedModel | LoadedModel, plan: Plan | str | Path, *, force: bool = False, tokenizer: Any = None,
+    prefill_batch: int | None = None,
+) -> Iterator[Compression]:  # fmt: skip
     """Make a decoder keep only the KV-cache entries of a plan, within the `with` block; memory really falls.
 
     The prompt must be read in one forward pass, so `prefill_chunk_size` is refused. Compiled models run without
@@ -199,6 +238,8 @@ def apply(
     force : also apply the plan of a model with other weights and the same shapes, such as before fine-tuning
     tokenizer : of a model of transformers, for plans with the policy `reconstruction`, whose second pass asks the model
         to repeat the prompt; it needs the memory of two full caches
+    prefill_batch : number of sequences of a batch whose prompts are read at a time, so that memory for reading is
+        bounded; all by default. The compressed caches are then joined, layer by layer.
 
     >>> made = ll.plan(model, text, total=0.5, context=64, windows=(2, 2), policy='snapkv')
     >>> ids = model.tokenizer('abcdefgh' * 8, return_tensors='pt')['input_ids']
@@ -211,7 +252,9 @@ def apply(
     own = model.model if isinstance(model, LoadedModel) else model
     stack: Any = getattr(own, "_orig_mod", own)  # of torch.compile
     check_plan(made, model if isinstance(model, LoadedModel) else stack, force)
-    block = Compression(made, stack)
+    if prefill_batch is not None:
+        check_number("prefill_batch", prefill_batch, "at least 1", low=1)
+    block = Compression(made, stack, prefill_batch=prefill_batch)
     again = [name for row in made.policies for name in row if get_policy(name).needs_repeat]
     if again:
         given = f"the key policy {again[0]!r} asks the model to repeat the prompt"
@@ -224,13 +267,35 @@ def apply(
             warnings.warn(EAGER, stacklevel=3)
             undo.enter_context(torch.compiler.set_stance("force_eager"))
         undo.enter_context(hook_attention(stack, block.handle))
-        undo.callback(stack.register_forward_pre_hook(block.begin, with_kwargs=True).remove)
+        undo.callback(stack.register_forward_pre_hook(block.begin, with_kwargs=True, prepend=True).remove)
         undo.callback(stack.register_forward_hook(block.end).remove)
         undo.callback(setattr, block, "open", False)
         if hasattr(stack, "generate"):
             stack.generate = partial(_generate, stack, stack.generate)
             undo.callback(delattr, stack, "generate")
         yield block
+
+
+def _now(call: Captured) -> float:
+    """Time in seconds, when the device has done all work so far."""
+    if call.key.is_cuda:
+        torch.cuda.synchronize(call.key.device)
+    return time.perf_counter()
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Join outputs of a model for groups of a batch: tensors along the batch, tuples, and compressed caches."""
+    first, last = parts[0], parts[-1]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts)) if first.ndim else last
+    if isinstance(first, CompressedCache):
+        first.join(parts[1:])
+        return first
+    if isinstance(first, ModelOutput):
+        for name in first:
+            first[name] = _joined([part[name] for part in parts])
+        return first
+    return tuple(_joined(column) for column in zip(*parts, strict=True)) if isinstance(first, tuple) else last
 
 
 def _own_tokens(call: Captured) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """Read the context of a prompt once, then predict its answer with the whole cache and with any cut of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,9 +13,13 @@ from limitlens.attention.policies import SHARED, Selection, get_policy
 from limitlens.attention.policies.expected import LAW
 from limitlens.cache.reconstruction import repeat_attention
 from limitlens.cache.tasks import Prompt
-from limitlens.models import Captured, LoadedModel, capture, intervene
-from limitlens.models.intervene import Change, PolicyHook, kv_shape, policy_input
+from limitlens.models import Captured, LoadedModel, capture
+from limitlens.models.intervene import Change, PolicyHook, attend, intervene, kv_shape, policy_input
+from limitlens.models.relay import Output, hook_attention
 from limitlens.sampling.streams import generator_for
+
+TOGETHER = 8 << 30  # bytes of copies of the cache with which several cuts are predicted at once
+BATCHED = ("cuda",)  # devices on which they are
 
 Names = str | Sequence[Sequence[str]]  # one key policy, or one for each [layer][kv_head]
 
@@ -65,6 +69,46 @@ class ReadPrompt:
             output: Any = model(input_ids=ids, past_key_values=self.copy())
         return output.logits[0].float().log_softmax(-1)  # type: ignore[no-any-return]
 
+    def predict_each(self, hooks: Sequence[PolicyHook | None]) -> Iterator[Tensor]:
+        """Yield the predictions of `predict` for every cut (None: the full cache); a GPU predicts many in one batch."""
+        held = sum(call.key.nbytes + call.value.nbytes for call in self.calls)
+        size = TOGETHER // held if self.loaded.model.device.type in BATCHED else 1
+        if size <= 1:
+            yield from map(self.predict, hooks)
+            return
+        for start in range(0, len(hooks), size):
+            part = hooks[start : start + size]
+            joined = self._joined(part)
+
+            def act(call: Captured, go_on: Callable[[Tensor], Output], joined: PolicyHook = joined) -> Output:
+                changed = joined(call)
+                whole = changed.query.shape[0] * changed.query.shape[1] * call.query.shape[2] * call.key.shape[2]
+                return attend(changed, whole).transpose(1, 2).contiguous(), None
+
+            cache = self.copy()
+            cache.batch_repeat_interleave(len(part))
+            ids = torch.tensor([self.prompt.question + self.prompt.answer], device=self.loaded.model.device)
+            with torch.inference_mode(), hook_attention(self.loaded.model, act):
+                output: Any = self.loaded.model(input_ids=ids.repeat(len(part), 1), past_key_values=cache)
+            for logits in output.logits:
+                yield logits.float().log_softmax(-1)
+
+    def _joined(self, hooks: Sequence[PolicyHook | None]) -> PolicyHook:
+        """One hook for a batch, whose rows are cut by the `hooks`."""
+        joined = PolicyHook("recent", 0, self.context, self.seed, kv_shape(self.loaded.model))
+        for call in self.calls:
+            if call.slides(self.context):
+                continue
+            whole = torch.ones(1, call.key.shape[1], 1, self.context, dtype=torch.bool, device=call.key.device)
+            parts = [Selection(whole) if hook is None else hook.selected[call.layer] for hook in hooks]
+            mask = torch.cat([part.mask.expand(whole.shape) for part in parts])
+            weights = None
+            if any(part.log_weights is not None for part in parts):
+                weights = torch.cat([torch.zeros_like(whole, dtype=torch.float32) if part.log_weights is None
+                                     else part.log_weights.expand(whole.shape) for part in parts])  # fmt: skip
+            joined.selected[call.layer] = Selection(mask, weights)
+        return joined
+
     def cut(self, names: Names, counts: Any, base: PolicyHook | None = None, layer: int | None = None) -> PolicyHook:
         """Cut that keeps `counts` keys by key policies `names`, in all layers or with `base` in one `layer` only."""
         hook = PolicyHook(names, counts, self.context, self.seed, kv_shape(self.loaded.model))
@@ -103,7 +147,7 @@ def read_prompt(loaded: LoadedModel, prompt: Prompt, seed: int) -> ReadPrompt:
 
     def take(call: Captured) -> None:
         assert call.position is not None
-        calls.append(replace(call, query=call.query[:, :, -LAW:], position=call.position[-LAW:]))
+        calls.append(replace(call, query=call.query[:, :, -LAW:].clone(), position=call.position[-LAW:]))
 
     with torch.inference_mode(), capture(loaded.model, take):
         output: Any = loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1)

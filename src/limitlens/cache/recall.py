@@ -2,13 +2,13 @@
 
 text     ½ E (Σ_t <∂ log p(y)/∂o_t, δ_t>)² nats a token: second-order change of the predictions when a head's outputs
          change by its real errors δ_t, with y drawn from the model (heuristic: heads are taken one at a time).
-recall   KL of the answers to calibration prompts when the number of keys of one head changes and all others keep their
-         planned numbers, minus that of the plan. It is measured: Fisher information vanishes where a model is certain.
+recall   KL of the answers to calibration prompts when the number of keys or the policy of one head changes and all
+         others keep theirs, minus that of the plan. Measured: Fisher information vanishes where a model is certain.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,12 @@ from limitlens.sampling.checkpoint import Checkpoint, digest
 
 SAMPLES = 16  # continuations drawn from the model for each text
 ROUNDS = 3  # refits, at most
-STEPS = (0.5, 0.25, 0.125)  # shares of the way to the refitted budgets that are tried: all heads change at once
-POINTS = 4  # other numbers of keys at which a head is measured, at most
+STEPS = (1.0, 0.5, 0.25, 0.125)  # shares of the way to the refitted budgets that are tried
+POINTS = 4  # other numbers of keys at which a head is measured with its own policy, at most
 STABLE = 0.02  # share of the keys whose change counts as no change
 AXES = ("text", "recall")
+
+Cut = tuple[NDArray[np.intp], NDArray[np.intp]]  # indices of key policies and numbers of keys, (layers, kv heads)
 
 
 @dataclass(frozen=True)
@@ -121,32 +123,50 @@ def calibration(
 
 
 def recall_costs(
-    reads: Sequence[ReadPrompt], names: Names, counts: NDArray[np.intp], layers: Sequence[int], sizes: Sequence[int],
-    each: Callable[..., Any],
+    reads: Sequence[ReadPrompt], policies: Sequence[str], chosen: NDArray[np.intp], counts: NDArray[np.intp],
+    layers: Sequence[int], sizes: Sequence[int], each: Callable[..., Any],
 ) -> Array:  # fmt: skip
-    """Marginal recall costs (layers, kv heads, sizes): KL of answers with other numbers of keys in one head only.
+    """Marginal recall costs (policies, layers, kv heads, sizes): KL of answers with another cut of one head only.
 
-    All other heads keep `counts` [layer][kv_head]. Each head is measured without keys, with half and with twice its
-    keys and with all keys; other sizes are interpolated. Costs are 0 at the planned number of keys. `each` is
-    `Checkpoint.each` without its job.
+    All other heads keep `counts` [layer][kv_head] keys by the policies with the indices `chosen`. Each head is measured
+    without keys, with half and with twice its keys and with all keys, with other policies at half, the same and twice;
+    other sizes are interpolated. Costs are 0 at the planned keys and policy. `each` is `Checkpoint.each` without its
+    job: one item a prompt.
     """
-    heads = counts.shape[1]
-    hooks = [read.cut(names, counts) for read in reads]
-    at_plan = np.mean([read.kl(hook) for read, hook in zip(reads, hooks, strict=True)])
+    heads = [(layer, head) for layer in layers for head in range(counts.shape[1])]
+    cuts = []  # (head, policy, number of keys)
+    for place in heads:
+        n = int(counts[place])
+        middle, ends = {n // 2, n, min(2 * n, sizes[-1])}, {0, sizes[-1]}
+        for policy in range(len(policies)):
+            own = policy == chosen[place]
+            cuts += [(place, policy, m) for m in sorted((middle | ends) - {n} if own else middle - ends)]
 
-    def head(k: int) -> dict[str, Any]:
-        layer, own = layers[k // heads], int(counts[layers[k // heads], k % heads])
-        points = {own: 0.0}
-        for n in {0, own // 2, min(2 * own, sizes[-1]), sizes[-1]} - {own}:
-            other = counts.copy()
-            other[layer, k % heads] = n
-            cuts = (read.kl(read.cut(names, other, hook, layer)) for read, hook in zip(reads, hooks, strict=True))
-            points[n] = float(np.mean(list(cuts)) - at_plan)
-        numbers = sorted(points)
-        return {"costs": np.interp(sizes, numbers, [points[n] for n in numbers])}
+    def prompt(k: int) -> dict[str, Any]:
+        read, hooks = reads[k], [reads[k].cut(_named(policies, chosen), counts)]
+        for place, policy, number in cuts:
+            other, names = counts.copy(), chosen.copy()
+            other[place], names[place] = number, policy
+            hooks.append(read.cut(_named(policies, names), other, hooks[0], place[0]))
+        kl = [read.prompt.score(log_p, read.full)["kl"] for log_p in read.predict_each(hooks)]
+        return {"kl": np.array(kl[1:]) - kl[0]}
 
-    found = each(len(layers) * heads, head)["costs"]
-    return np.asarray(found).reshape(len(layers), heads, len(sizes))
+    kl = dict(zip(cuts, np.mean(each(len(reads), prompt)["kl"], 0).tolist(), strict=True))
+    found = np.empty((len(policies), len(heads), len(sizes)))
+    for policy, row in np.ndindex(found.shape[:2]):
+        place, own = heads[row], int(chosen[heads[row]])
+        # Without keys, and with all, every policy keeps the same.
+        points = {number: kl.get((place, own, number), 0.0) for number in (0, sizes[-1])}
+        points |= {cut[2]: value for cut, value in kl.items() if cut[:2] == (place, policy)}
+        if policy == own:
+            points[int(counts[place])] = 0.0
+        found[policy, row] = np.interp(sizes, sorted(points), [points[number] for number in sorted(points)])
+    return found.reshape(len(policies), len(layers), counts.shape[1], len(sizes))
+
+
+def _named(policies: Sequence[str], chosen: NDArray[np.intp]) -> Names:
+    """Names of key policies [layer][kv_head] by index; −1 stands for layers that are not planned."""
+    return [["recent" if place < 0 else policies[place] for place in row] for row in chosen]
 
 
 @dataclass(eq=False)
@@ -161,10 +181,21 @@ class TwoAxes:
     seed: int
     progress: Progress = lambda done, total: None
     checkpoint: Checkpoint | None = None
+    rounds: int = ROUNDS
 
     def __post_init__(self) -> None:
         self.kept = self.checkpoint or Checkpoint()
-        self.both = np.array([self.weights.get("recall", 0.0), self.weights.get("text", 0.0)])
+        self.text: dict[tuple[str, ...], Array] = {}  # costs on text by the names of key policies
+
+    @property
+    def both(self) -> Array:
+        """Weights of recall and of text."""
+        return np.array([self.weights.get("recall", 0.0), self.weights.get("text", 0.0)])
+
+    @cached_property
+    def calibrated(self) -> tuple[list[ReadPrompt], dict[str, float]]:
+        """Calibration prompts and accuracies, see `calibration`."""
+        return calibration(self.loaded, self.windows, self.rows, self.curves.context, self.seed)
 
     def fit(
         self, candidates: NDArray[np.intp], total: int
@@ -184,32 +215,31 @@ class TwoAxes:
             return {"costs": text_costs(read_prompt(self.loaded, prompt, self.seed), names, sizes, self.seed)}
 
         options: dict[str, Any] = {"tokens": context, "progress": self.progress}
-        text = self.kept.each(job, len(self.rows), window, **options)["costs"].mean(0)
+        if tuple(names) not in self.text:
+            self.text[tuple(names)] = self.kept.each(job, len(self.rows), window, **options)["costs"].mean(0)
+        text = self.text[tuple(names)]
         every = np.arange(len(names))
         starts = [budgets.least_cost(text, sizes, part, total)[:2] for part in (every, *every[:, None])]
         if not self.both[0]:
             return candidates[starts[0][0]], starts[0][1], None
-        reads, families = calibration(self.loaded, self.windows, self.rows, context, self.seed)
+        reads, families = self.calibrated
         if not reads:
             return candidates[starts[0][0]], starts[0][1], RecallFit(families, 0, (), ())
-        costs = [self._cost(reads, text, names, *start) for start in starts]
-        best = int(np.argmin([self.both @ one for one in costs]))
+        costs = self._costs(reads, text, names, starts)
+        best = int(np.argmin(costs @ self.both))
         chosen, keys = starts[best]
         history = [costs[best]]
-        for turn in range(ROUNDS):
-            recall = self._recall(reads, self._names(names, chosen), keys, turn)
-            own = np.take_along_axis(text, chosen[None, ..., None], 0)[0]
-            wanted = budgets.fisher_weighted(self.both[1] * own + self.both[0] * recall, sizes, total)
-            for step in STEPS:
-                proposed = np.asarray(keys + step * (wanted - keys)).astype(np.intp)
-                now = self._cost(reads, text, names, chosen, proposed)
-                if self.both @ (now - history[-1]) < 0:
-                    break
-            else:
+        for turn in range(self.rounds):
+            both = self.both[1] * text + self.both[0] * self._recall(reads, names, chosen, keys, turn)
+            better, wanted, _ = budgets.least_cost(both, sizes, every, total)
+            proposed = [self._step(both, (chosen, keys), (better, wanted), step) for step in STEPS]
+            costs = self._costs(reads, text, names, proposed)
+            best = int(np.argmin(costs @ self.both))
+            if self.both @ (costs[best] - history[-1]) >= 0:
                 break
-            moved = np.abs(proposed - keys).sum() / 2
-            keys = proposed
-            history.append(now)
+            moved = np.abs(proposed[best][1] - keys).sum() / 2
+            chosen, keys = proposed[best]
+            history.append(costs[best])
             if moved <= STABLE * total:
                 break
         kl, cost = (tuple(part) for part in np.array(history).T.tolist())
@@ -221,27 +251,41 @@ class TwoAxes:
         whole[list(self.curves.layers)] = part
         return whole
 
-    def _names(self, names: Sequence[str], chosen: NDArray[np.intp]) -> Names:
-        return [["recent" if place < 0 else names[place] for place in row] for row in self._table(chosen, -1)]
+    def _step(self, both: Array, now: Cut, wanted: Cut, step: float) -> Cut:
+        """Cut that is a `step` of the way to the wanted one: keys of all heads, and policies where they gain most."""
+        keys = np.asarray(now[1] + step * (wanted[1] - now[1])).astype(np.intp)
+        costs = budgets.at_keys(both, self.curves.sizes, keys)
+        old, new = (np.take_along_axis(costs, part[0][None], 0)[0] for part in (now, wanted))
+        gain = np.where(wanted[0] != now[0], old - new, 0)
+        switched = (gain > 0) & (
+            gain >= np.quantile(gain[gain > 0], 1 - step, method="lower") if (gain > 0).any() else 0
+        )
+        return np.where(switched, wanted[0], now[0]), keys
 
-    def _cost(
-        self, reads: Sequence[ReadPrompt], text: Array, names: Sequence[str], chosen: NDArray[np.intp],
-        keys: NDArray[np.intp],
+    def _costs(self, reads: Sequence[ReadPrompt], text: Array, names: Sequence[str], cuts: Sequence[Cut]) -> Array:
+        """Mean KL of the answers, measured, and cost on text (cuts, 2) of policies and keys (layers, kv heads)."""
+        kl = []
+        for read in reads:
+            hooks = [read.cut(_named(names, self._table(part, -1)), self._table(keys, 0)) for part, keys in cuts]
+            kl.append([read.prompt.score(log_p, read.full)["kl"] for log_p in read.predict_each(hooks)])
+        lost = [np.take_along_axis(budgets.at_keys(text, self.curves.sizes, keys), part[None], 0).sum()
+                for part, keys in cuts]  # fmt: skip
+        return np.stack([np.mean(kl, 0), lost], 1)
+
+    def _recall(
+        self, reads: Sequence[ReadPrompt], names: Sequence[str], chosen: NDArray[np.intp], keys: NDArray[np.intp],
+        turn: int,
     ) -> Array:  # fmt: skip
-        """Mean KL of the answers, measured, and cost on text, of policies and numbers of keys (layers, kv heads)."""
-        by_head = budgets.at_keys(text, self.curves.sizes, keys)
-        kl = [read.kl(read.cut(self._names(names, chosen), self._table(keys, 0))) for read in reads]
-        return np.array([np.mean(kl), np.take_along_axis(by_head, chosen[None], 0).sum()])
-
-    def _recall(self, reads: Sequence[ReadPrompt], names: Names, keys: NDArray[np.intp], turn: int) -> Array:
-        """Marginal recall costs at numbers of keys (layers, kv heads); a long measurement is announced."""
+        """Marginal recall costs at policies and keys (layers, kv heads); a long measurement is announced."""
         job = {"job": "recall", "weights": self.loaded.digest, "round": turn, "keys": keys.tolist(), "names": names,
-               "prompts": [digest(str(read.prompt)) for read in reads]}  # fmt: skip
-        tokens = POINTS * sum(len(read.prompt.question + read.prompt.answer) for read in reads)
-        seconds, _ = forward_cost(self.loaded.model, float(tokens * keys.size), self.curves.context)
+               "chosen": chosen.tolist(), "prompts": [digest(str(read.prompt)) for read in reads]}  # fmt: skip
+        cuts = (POINTS + 3 * (len(names) - 1)) * keys.size
+        tokens = cuts * sum(len(read.prompt.question + read.prompt.answer) for read in reads)
+        seconds, _ = forward_cost(self.loaded.model, float(tokens), self.curves.context)
         check_cost("measuring recall head by head", seconds, yes=True)
-        each = partial(self.kept.each, job, tokens=tokens, progress=self.progress)
-        return recall_costs(reads, names, self._table(keys, 0), self.curves.layers, self.curves.sizes, each)
+        each = partial(self.kept.each, job, tokens=tokens // len(reads), progress=self.progress)
+        tables = self._table(chosen, -1), self._table(keys, 0)
+        return recall_costs(reads, names, *tables, self.curves.layers, self.curves.sizes, each)
 
 
 def _detached(call: Captured) -> Captured:

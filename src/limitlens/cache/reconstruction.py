@@ -6,6 +6,7 @@ authors' code and in kvpress's `KVzipPress` (both read; kvpress 0.5.5). Here the
 at the first token of the context (there behind the system prompt), and learned sinks and softcaps take part.
 """
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -16,13 +17,17 @@ from limitlens.attention.subset import scores_of
 from limitlens.models import Captured, LoadedModel, capture
 from limitlens.models.chat import chat_of
 from limitlens.models.intervene import kv_shape
+from limitlens.models.relay import Output, hook_attention
 
-CHUNK = 2048  # tokens of the context that one forward pass repeats
+CHUNK = 2048  # tokens of the context that share a softmax
 SINKS = 4  # first tokens, which take part in every softmax
 LEAD = 8  # tokens before a later chunk, which the prompt quotes
 ROWS = 64  # queries whose scores are held in memory at once: few enough for the processor's caches
+PACKED = 8192  # tokens of chunks that a GPU reads in one forward pass
 FIRST = "\n\nRepeat the text above word for word."
 LATER = "\n\nRepeat the text above word for word, beginning after:"
+
+Chunk = tuple[int, int, Tensor]  # its first token, the token behind it, and the tokens (1, m) of prompt and repetition
 
 
 def repeat_attention(loaded: LoadedModel, cache: Any, ids: Tensor) -> list[Tensor]:
@@ -32,28 +37,22 @@ def repeat_attention(loaded: LoadedModel, cache: Any, ids: Tensor) -> list[Tenso
     Returns (kv_heads, n) for each layer, empty for layers that do not cache the whole context. The maximum is over the
     query heads of a key/value head and over all tokens of the prompt and of the repeated chunk.
     """
-    ids = ids.reshape(1, -1)
-    length = ids.shape[1]
-    found = [torch.zeros(0, device=loaded.model.device)] * kv_shape(loaded.model)[0]
-    chat = chat_of(loaded)
-    after = torch.tensor([() if chat is None else chat.after], dtype=ids.dtype, device=ids.device)
-    for start in range(0, length, CHUNK):
-        stop = min(start + CHUNK, length)
+    ids = ids.reshape(1, -1).to(loaded.model.device)
+    chunks = _chunks(loaded, ids)
+    if _half_on_gpu(loaded):
+        try:
+            return _packed(loaded, cache, ids.shape[1], chunks)
+        except _OtherAttention:
+            pass
+    found = _empty(loaded)
+    for start, stop, tokens in chunks:
 
         def take(call: Captured, start: int = start, stop: int = stop) -> None:
-            if call.slides(length):
-                return
-            if not found[call.layer].numel():
-                found[call.layer] = torch.zeros(call.key.shape[1], length, device=call.key.device)
-            found[call.layer][:, start:stop] = _largest_weights(call, start, stop)
+            if not call.slides(ids.shape[1]):
+                _keep(found, call, ids.shape[1], start, _largest_weights(call, start, stop))
 
-        asked = loaded.tokenizer(LATER if start else FIRST, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        prompt = [asked.to(ids), ids[:, max(start - LEAD, 0) : start], after, ids[:, start:stop]]
         with torch.inference_mode(), capture(loaded.model, take):
-            loaded.model(
-                input_ids=torch.cat(prompt, 1).to(loaded.model.device), past_key_values=deepcopy(cache),
-                logits_to_keep=1,
-            )  # fmt: skip
+            loaded.model(input_ids=tokens, past_key_values=deepcopy(cache), logits_to_keep=1)
     return found
 
 
@@ -62,6 +61,98 @@ def read_twice(loaded: LoadedModel, ids: Tensor) -> list[Tensor]:
     with torch.inference_mode():
         cache = loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
     return repeat_attention(loaded, cache, ids)
+
+
+def _chunks(loaded: LoadedModel, ids: Tensor) -> list[Chunk]:
+    """Chunks of a context (1, n), each with the prompt that asks for it."""
+    chat = chat_of(loaded)
+    after = torch.tensor([() if chat is None else chat.after], dtype=ids.dtype, device=ids.device)
+    asked = [loaded.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"].to(ids)
+             for text in (FIRST, LATER)]  # fmt: skip
+    found = []
+    for start in range(0, ids.shape[1], CHUNK):
+        stop = min(start + CHUNK, ids.shape[1])
+        prompt = [asked[start > 0], ids[:, max(start - LEAD, 0) : start], after, ids[:, start:stop]]
+        found.append((start, stop, torch.cat(prompt, 1)))
+    return found
+
+
+def _empty(loaded: LoadedModel) -> list[Tensor]:
+    return [torch.zeros(0, device=loaded.model.device)] * kv_shape(loaded.model)[0]
+
+
+def _keep(found: list[Tensor], call: Captured, length: int, start: int, weights: Tensor) -> None:
+    """Store the weights (kv_heads, tokens of a chunk) of a layer."""
+    if not found[call.layer].numel():
+        found[call.layer] = torch.zeros(call.key.shape[1], length, device=call.key.device)
+    found[call.layer][:, start : start + weights.shape[1]] = weights
+
+
+class _OtherAttention(Exception):
+    """Raised for attention with a softcap, learned sinks, a bias or a sliding window."""
+
+
+def _half_on_gpu(loaded: LoadedModel) -> bool:
+    return loaded.model.device.type == "cuda" and loaded.model.dtype in (torch.bfloat16, torch.float16)
+
+
+def _packed(loaded: LoadedModel, cache: Any, length: int, chunks: list[Chunk]) -> list[Tensor]:
+    """`repeat_attention` with several chunks in one forward pass, in which no chunk sees another, by fused kernels."""
+    found = _empty(loaded)
+    several = max(1, PACKED // CHUNK)
+    for first in range(0, len(chunks), several):
+        part = chunks[first : first + several]
+        ends = torch.tensor([0, *(tokens.shape[1] for *_, tokens in part)]).cumsum(0).tolist()
+
+        def act(call: Captured, go_on: Callable[[Tensor], Output], part: list[Chunk] = part,
+                ends: list[int] = ends) -> Output:  # fmt: skip
+            other = (call.softcap, call.sinks, call.bias, call.sliding_window)
+            if any(one is not None for one in other) or call.query.shape[-1] != call.value.shape[-1]:
+                raise _OtherAttention
+            outputs = []
+            for (start, stop, _), begin, end in zip(part, ends[:-1], ends[1:], strict=True):
+                query = call.query[:, :, begin:end]
+                key, value = (torch.cat([one[:, :, :length], one[:, :, length + begin : length + end]], 2)
+                              for one in (call.key, call.value))  # fmt: skip
+                outputs.append(_attend_last(query, key, value, call.scale)[0])
+                _keep(found, call, length, start, _largest_of(query, key, length, start, stop, call.scale))
+            return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
+
+        tokens = torch.cat([tokens for *_, tokens in part], 1)
+        places = torch.cat([torch.arange(tokens.shape[1]) for *_, tokens in part]).to(tokens) + length
+        every = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # so that no mask is made
+        with torch.inference_mode(), hook_attention(loaded.model, act):
+            loaded.model(input_ids=tokens, past_key_values=deepcopy(cache), position_ids=places[None],
+                         attention_mask=every, logits_to_keep=1)  # fmt: skip
+    return found
+
+
+def _attend_last(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Outputs (1, Hq, m, v) and log-sum-exps (1, Hq, m) of queries that are the last tokens, by the flash kernel."""
+    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    found = attend(query, key, value, 0.0, True, False, scale=scale)  # causal for the last keys, not the first
+    return found[0], found[1]
+
+
+def _largest_of(query: Tensor, key: Tensor, length: int, start: int, stop: int, scale: float) -> Tensor:
+    """`_largest_weights` of one chunk in half precision: keys (1, kv_heads, length + m, k) end with the queries' own.
+
+    The logarithm of a weight is one product, scale <(q, −log-sum-exp / scale), (k, 1)>, with three summands in half
+    precision for the log-sum-exp; products are added in float32.
+    """
+    seen = torch.cat([key[:, :, : min(SINKS, start)], key[:, :, start:stop], key[:, :, length:]], 2)
+    rest = -_attend_last(query, seen, seen, scale)[1] / scale
+    parts = []
+    for _ in range(3):
+        parts.append(rest.to(query.dtype))
+        rest = rest - parts[-1].float()
+    parts += [torch.zeros_like(parts[0])] * 5  # the kernels want a multiple of eight
+    added = torch.cat([query, torch.stack(parts, -1)], -1).view(key.shape[1], -1, query.shape[-1] + 8)
+    chunk = torch.cat([key[0, :, start:stop], torch.ones_like(key[0, :, start:stop, :8])], -1)
+    precise: Any = {"out_dtype": torch.float32} if added.is_cuda else {}
+    logs: Tensor = torch.bmm(added, chunk.mT, **precise)
+    return (logs.amax(1) * scale).exp()
 
 
 def _largest_weights(call: Captured, start: int, stop: int) -> Tensor:

@@ -38,7 +38,6 @@ class Quantity:
     asymptotic: float | None = None  # formula for large β
     averaging: float | None = None  # formula for many keys that share the weight
     measured: Estimate = UNKNOWN  # JSON: `measured`, `stderr` and `interval`
-    quantile_in_limit: float | None = None  # share of samples of the scaling limit below `measured`
 
 
 verified = partial(Quantity, status=CLAIMS["critical_weights"].status)

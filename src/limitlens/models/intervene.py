@@ -295,33 +295,60 @@ def certified_reads(
 
     def change(call: Captured) -> Captured:
         batch, heads, length, total = *call.query.shape[:3], call.key.shape[2]
-        generator = generator_for(seed, call.layer, total, device=call.key.device)
-        mask = torch.empty((batch, heads, length, total), dtype=torch.bool, device=call.key.device)
-        weights = torch.zeros(mask.shape, device=call.key.device)
-        rows = max(1, max_scores // (8 * total))
-        for b, head, start in np.ndindex(batch, heads, -(-length // rows)):
-            part = (b, head, slice(start * rows, (start + 1) * rows))
-            scores, predicted, value, seen, sinks = head_rows(call, part, chosen)
-            uniform = torch.rand(scores.shape, generator=generator, device=scores.device)
-            mask[part], weights[part] = read_keys(chosen, scores, predicted, value, seen, promise, uniform, sinks)
+        device = call.key.device
+        generator = generator_for(seed, call.layer, total, device=device)
+        mask = torch.empty((batch, heads, length, total), dtype=torch.bool, device=device)
+        weights = torch.zeros(mask.shape, device=device)
+        at_once = max(1, max_scores * (1 if device.type == "cpu" else 32) // (8 * total * heads))
+        every = torch.arange(heads, device=device)
+        for b, start in np.ndindex(batch, -(-length // at_once)):
+            rows = torch.arange(start * at_once, min((start + 1) * at_once, length), device=device)
+            found = head_rows(call, b, every, rows.expand(heads, -1))
+            predicted = predicted_rows(call, b, every, rows.expand(heads, -1), chosen)
+            scores, seen, predicted = (part.flatten(0, 1) for part in (found[0], found[2], predicted))
+            sinks = None if found[3] is None else found[3].flatten()
+            uniform = torch.rand(scores.shape, generator=generator, device=device)
+            own = read_keys(chosen, scores, predicted, found[1], seen, promise, uniform, sinks)
+            mask[b, :, rows], weights[b, :, rows] = (part.view(heads, -1, total) for part in own)
         return _with(call, mask, weights)
 
     return change
 
 
-def head_rows(call: Captured, part: Any, rule: ReadRule) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Scores, predicted scores, values, visible keys and learned sinks of the queries `part` = (b, head, rows)."""
+def head_rows(call: Captured, b: int, heads: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Scores (h, m, n), values (h, n, v), visible keys (h, m, n) and learned sinks (h, m) of some queries of a text.
+
+    The queries are `rows` (h, m) of the query heads `heads` (h,) of text b.
+    """
     shape = (*call.query.shape[:3], call.key.shape[2])
-    key, value = (one[part[0], part[1] * call.key.shape[1] // shape[1]].float() for one in (call.key, call.value))
-    query = call.query[part].float() * call.scale
-    bias = 0.0 if call.bias is None else call.bias.expand(shape)[part]
-    both = query @ key.mT, predicted_scores(rule, query, key)
-    scores, predicted = (capped(one, call.softcap) + bias for one in both)
-    places = torch.arange(shape[3], device=key.device)
-    seen = places <= (places[-shape[2] :][part[2], None] if call.causal else shape[3])
-    seen = seen.expand(scores.shape) if call.mask is None else call.mask.expand(shape)[part]
-    sinks = None if call.sinks is None else call.sinks[part[1]].float().expand(len(query))
-    return scores, predicted, value, seen, sinks
+    value = call.value[b, heads * call.key.shape[1] // shape[1]].float()
+    scores = _finished(call, b, heads, rows, _scaled(call, b, heads, rows) @ _keys(call, b, heads).mT)
+    places = torch.arange(shape[3], device=value.device)
+    seen = places <= (places[-shape[2] :][rows][..., None] if call.causal else shape[3])
+    seen = seen.expand(scores.shape) if call.mask is None else call.mask.expand(shape)[b, heads[:, None], rows]
+    sinks = None if call.sinks is None else call.sinks[heads, None].float().expand(rows.shape)
+    return scores, value, seen, sinks
+
+
+def predicted_rows(call: Captured, b: int, heads: Tensor, rows: Tensor, rule: ReadRule) -> Tensor:
+    """Predicted scores (h, m, n) of the same queries, from a small copy or bounds of the keys."""
+    predicted = predicted_scores(rule, _scaled(call, b, heads, rows), _keys(call, b, heads))
+    return _finished(call, b, heads, rows, predicted)
+
+
+def _scaled(call: Captured, b: int, heads: Tensor, rows: Tensor) -> Tensor:
+    return call.query[b, heads[:, None], rows].float() * call.scale
+
+
+def _keys(call: Captured, b: int, heads: Tensor) -> Tensor:
+    return call.key[b, heads * call.key.shape[1] // call.query.shape[1]].float()
+
+
+def _finished(call: Captured, b: int, heads: Tensor, rows: Tensor, scores: Tensor) -> Tensor:
+    """Scores with the softcap and the bias of the layer."""
+    shape = (*call.query.shape[:3], call.key.shape[2])
+    bias = 0.0 if call.bias is None else call.bias.expand(shape)[b, heads[:, None], rows]
+    return capped(scores, call.softcap) + bias
 
 
 def policy_input(

@@ -161,6 +161,13 @@ class _Forward:
     only: bool = False  # whether the forward pass may stop at the last attention
     seen: set[int] = field(default_factory=set)  # layers whose attention was handled
     inputs: dict[int, Tensor] = field(default_factory=dict)  # inputs of query projections by the id of their module
+    known: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)  # by id of a tensor: what was read from it
+
+    def once(self, given: Tensor, read: Callable[[], Any]) -> Any:
+        """What `read` finds in a tensor that layers share; on a GPU each reading waits for the device."""
+        if id(given) not in self.known:
+            self.known[id(given)] = given, read()
+        return self.known[id(given)][1]
 
 
 @dataclass(eq=False)
@@ -223,12 +230,15 @@ class _Relay:
             bias = position_bias if bias is None else bias + position_bias
         # The mask decides what is seen; the flag counts only without a mask, which eager attention always has.
         later = 1 + key.shape[-2] - query.shape[-2]
-        causal = bool(flag) and chosen != "eager" if mask is None else not bool(mask.triu(later).any())
+        causal = bool(flag) and chosen != "eager"
+        if attention_mask is not None and mask is not None:
+            causal = forward.once(attention_mask, lambda: not bool(mask.triu(later).any()))
         factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        position = _position(query, key, kwargs.get("position_ids"), forward)
         call = Captured(
             layer, query, key, value, factor, causal, kwargs.get("sliding_window"), softcap, sinks, mask, bias,
-            hidden=forward.inputs.pop(id(module), None), position=_position(query, key, kwargs.get("position_ids")),
-            forward=forward.name, frequencies=rotary_frequencies(self.model, layer),
+            hidden=forward.inputs.pop(id(module), None), position=position, forward=forward.name,
+            frequencies=rotary_frequencies(self.model, layer),
         )  # fmt: skip
 
         def proceed(query: Tensor) -> Output:
@@ -305,12 +315,13 @@ def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return seen, bias if bool(bias.any()) else None
 
 
-def _position(query: Tensor, key: Tensor, given: Tensor | None) -> Tensor | None:
+def _position(query: Tensor, key: Tensor, given: Tensor | None, forward: _Forward) -> Tensor | None:
     """Positions (L,) of the queries: `given` by the model, else those of the last keys; None if batch rows differ."""
     length, keys = query.shape[-2], key.shape[-2]
     if given is None or given.ndim != 2 or given.shape[1] != length:
         return torch.arange(keys - length, keys, device=query.device)
-    return given[0] if len(given) == 1 or bool((given == given[0]).all()) else None
+    same = len(given) == 1 or forward.once(given, lambda: bool((given == given[0]).all()))
+    return given[0] if same else None
 
 
 def _additive(mask: Tensor | None, call: Captured) -> Tensor | None:

@@ -4,6 +4,7 @@ import hashlib
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +21,7 @@ SPECIAL = ("auto", "none", "bos")  # special tokens of a window: as in training,
 FORWARD = 1 << 12  # tokens per forward pass: activations of more tokens would not stay in the CPU caches
 FEWEST_RUNS = 4  # contexts, from whose scatter errors are estimated
 TIMES = 8  # windows read for each window that is drawn at random
+BATCH = 64  # documents tokenised at once, at most: 4 MB of a long file
 WINDOW = 256  # tokens per window, unless the model has fewer positions
 _ID = np.dtype(np.int32)
 
@@ -62,9 +64,9 @@ class Windows:
         wanted = self.count * inner
         written = 0
         self.ends = []
-        for document in corpus.documents():
+        for document, ids in _tokenised(loaded.tokenizer, corpus):
             digest.update(document.encode())
-            ids = _encode(loaded.tokenizer, document)[: wanted - written]
+            ids = ids[: wanted - written]
             if ids and max(ids) >= rows:
                 given = f"the tokenizer of {loaded.name} gives the token {max(ids)}, but the model has {rows:,} tokens"
                 raise InputError(f"{given}; expected the tokenizer that the model was trained with")
@@ -228,7 +230,7 @@ def first_token(loaded: LoadedModel) -> int | None:
 
 def _tokenizer_special(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids that a tokenizer puts before and after a text, from encoding a text with and without special tokens."""
-    bare = _encode(tokenizer, "a")
+    (bare,) = _encode(tokenizer, ["a"])
     dressed = list(tokenizer("a")["input_ids"])
     for start in range(len(dressed) - len(bare) + 1):
         if dressed[start : start + len(bare)] == bare:
@@ -237,9 +239,18 @@ def _tokenizer_special(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]
     raise InputError(f"{given}; expected one that puts them around it")
 
 
-def _encode(tokenizer: Any, text: str) -> list[int]:
+def _tokenised(tokenizer: Any, corpus: Corpus) -> Iterator[tuple[str, list[int]]]:
+    """Yield each document with its token ids; documents are tokenised in batches that grow to `BATCH`, on all cores."""
+    documents, batch = corpus.documents(), 1
+    while texts := list(islice(documents, batch)):
+        yield from zip(texts, _encode(tokenizer, texts), strict=True)
+        batch = min(2 * batch, BATCH)
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     try:  # without the warning that a document is longer than the model's positions: it is cut later
-        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        options = {"add_special_tokens": False, "verbose": False, "return_attention_mask": False}
+        return [list(ids) for ids in tokenizer(texts, **options)["input_ids"]]
     except Exception as error:  # an incomplete vocabulary makes the library raise bare exceptions
         raise InputError(f"the tokenizer cannot read the text ({error}); expected a complete tokenizer.json") from None
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from limitlens.models import Captured, LoadedModel, Windows, capture
 from limitlens.models.rope_scaling import rotated
@@ -26,18 +27,26 @@ Records = dict[tuple[int, int], ContextRecord]  # by layer and head
 
 def measure_contexts(
     loaded: LoadedModel, windows: Windows,
-    *, length: int = 1, count: int = CONTEXTS, score_scale: float = 1.0, seed: int = 0, warnings: list[str],
+    *, length: int = 1, count: int = CONTEXTS, queries: int = QUERIES, overlap: bool = True, score_scale: float = 1.0,
+    seed: int = 0, warnings: list[str],
 ) -> Records:  # fmt: skip
-    """Contexts of `length` windows at `count` random places, except in layers with a shorter sliding window."""
+    """Contexts of `length` windows at `count` random places, except in layers with a shorter sliding window.
+
+    With `overlap`, decoders read windows that overlap by half, and each gives the keys of its second half.
+    """
     runs, single = draw_runs(windows, length, count, seed, warnings)
-    known = {"queries": QUERIES * len(runs), "batch": 1, "seed": seed, "report": lambda _: None}
+    known = {"queries": queries * len(runs), "batch": 1, "seed": seed, "report": lambda _: None}
     pilot = run_pilot(loaded, windows, runs[:, -1], score_scale=score_scale, clusters=len(runs), **known)  # type: ignore[arg-type]
     sink, whole = min(START, windows.length // 4) if pilot.causal else 0, length * windows.length
     first, last = sink, pilot.positions.stop  # an encoder's special tokens are tokens of its contexts, as in the pool
-    blocks = min(max(1, BLOCKS // length), 1 << max((last - first) // SMALLEST, 1).bit_length() - 1)
-    size, owner = (last - first) // blocks, np.searchsorted(runs[:, -1], pilot.queries[:, 0])
+    parts = 2 if overlap and length > 1 and pilot.causal else 1  # of a window, of which later windows give the last
+    blocks = min(max(1, BLOCKS // (length * parts)), 1 << max((last - first) // SMALLEST // parts, 1).bit_length() - 1)
+    if parts == 2 and windows.length // 2 // blocks < sink + windows.length - last:
+        blocks = 1  # so that the farthest block is longer than the sink
+    size = (windows.length // 2 if parts == 2 else last - first) // blocks
+    owner = np.searchsorted(runs[:, -1], pilot.queries[:, 0])
     layers = {
-        index: BlockSums(layer.query, layer.traits, (len(runs), length * blocks), owner)
+        index: BlockSums(layer.query, layer.traits, (len(runs), length * parts * blocks), owner)
         for index, layer in pilot.layers.items() if (layer.traits.sliding_window or whole) >= whole
     }  # fmt: skip
 
@@ -45,22 +54,40 @@ def measure_contexts(
         if (own := layers.get(call.layer)) is None:
             return
         run, place = call.forward
-        behind = (length - 1 - place) * windows.length
+        behind = (length - 1) * windows.length - place * windows.length // parts
         query, further = (rotated(own.query, call.frequencies, by) for by in (behind, windows.length))
         key, value = call.key[0].float(), call.value[0].float()
         if not behind and (sink or call.sinks is not None):
             start = rotated(own.query, call.frequencies, whole - windows.length)
             own.start(start, key[:, :sink], value[:, :sink], run, call.sinks)
-        used, here = slice(last - blocks * size, last), slice(place * blocks, (place + 1) * blocks)
-        own.add(query, key[:, used], value[:, used], run, here, None if behind or call.frequencies is None else further)
+        moved = None if behind or call.frequencies is None else further
+        begin, here = last - blocks * size, (place + parts - 1) * blocks
+        own.add(query, key[:, begin:last], value[:, begin:last], run, slice(here, here + blocks), moved)
+        if parts == 2 and place == 0:  # the first half of a context, whose farthest block lacks the sink
+            rest = begin - (blocks - 1) * size
+            for low, high, some in ((sink, rest, slice(0, 1)), (rest, begin, slice(1, blocks))):
+                if high > low:
+                    own.add(query, key[:, low:high], value[:, low:high], run, some, None)
 
     with torch.inference_mode(), capture(loaded.model, take) as run_until_last_attention:
-        for place, window in np.ndenumerate(runs):
-            ids = torch.as_tensor(windows[int(window)], dtype=torch.long, device=loaded.model.device)
-            run_until_last_attention(input_ids=ids[None], forward=place)
+        for run, indices in enumerate(runs):
+            for place in range((length - 1) * parts + 1):
+                ids = torch.as_tensor(_window(windows, indices, place, parts), dtype=torch.long)
+                run_until_last_attention(input_ids=ids.to(loaded.model.device)[None], forward=(run, place))
     known = {"size": size, "near": blocks, "one_document": single, "errors": ERRORS, "seed": seed}
     every = ((index, layers.pop(index).records(**known)) for index in list(layers))
     return {(index, head): record for index, records in every for head, record in enumerate(records)}
+
+
+def _window(windows: Windows, indices: NDArray[np.intp], place: int, parts: int) -> NDArray[np.int32]:
+    """Token ids of window `place` of a run of windows; if `parts` is 2, odd places lie half a window further."""
+    number, half = divmod(place, parts)
+    ids = windows[int(indices[number])]
+    if half:
+        begin, end = len(windows.prefix), windows.length - len(windows.suffix)
+        inner = np.concatenate((ids[begin:end], windows[int(indices[number + 1])][begin:end]))
+        ids[begin:end] = inner[(end - begin) // 2 :][: end - begin]
+    return ids
 
 
 def with_contexts(heads: list[HeadRecord], found: Records) -> list[HeadRecord]:

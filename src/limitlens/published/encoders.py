@@ -15,6 +15,7 @@ from limitlens.experiments.hardmax import softmax_errors
 from limitlens.interventions.downstream import downstream as classify
 from limitlens.models import Captured, LoadedModel, Windows, capture, projector
 from limitlens.models.windows import open_windows
+from limitlens.probing.overview import summary
 from limitlens.probing.probe import probe
 from limitlens.probing.result import ProbeRun
 from limitlens.published.catalogue import Number
@@ -47,7 +48,9 @@ def bert_layers(
         known = np.isfinite(found)
         drawn = np.array([rate_drawn(value) for value in horizons])
         theirs = UNKNOWN if layers is None else _rank(layers[0], layers[place])
-        slow = Estimate((found + 2 * bars < drawn)[known].mean(), np.sqrt(CHANCE * (1 - CHANCE) / known.sum()))
+        slow = UNKNOWN
+        if known.any():
+            slow = Estimate((found + 2 * bars < drawn)[known].mean(), np.sqrt(CHANCE * (1 - CHANCE) / known.sum()))
         work.numbers[f"{name}_known"] = Number(Estimate(known.sum()))
         work.numbers[f"{name}_rank"] = Number(_rank(horizons[known], found[known]), None, theirs)
         work.numbers[f"{name}_bound"] = Number(slow, CHANCE)
@@ -61,6 +64,11 @@ def bert_layers(
         work.draw(f"{name}, each layer", longest[clear], *by_layer[:, clear])
         if layers is not None:
             work.draw(f"{name}, each layer as published", layers[0], layers[place])
+    argmax = summary(run.records)["hardmax"] or {"laws": {}}
+    for law in ("power", "log", "undecided"):
+        work.numbers[f"hardmax_{law}"] = Number(Estimate(argmax["laws"].get(law, 0)))
+        if (decides := argmax.get(f"decides_if_{law}")) is not None:
+            work.numbers[f"hardmax_decides_{law}"] = Number(Estimate(decides["median"]))
     if layers is not None:
         work.numbers["horizon"] = Number(Estimate(np.median(longest)), None, Estimate(np.median(layers[0])))
         work.numbers["half_shift"] = Number(Estimate(0.0), None, Estimate(np.abs(layers[3]).mean()))
@@ -230,7 +238,9 @@ def _rates(curves: Sequence[ErrorCurve | None]) -> Array:
 
 
 def _rank(a: Array, b: Array) -> Estimate:
-    """Spearman's rank correlation of `a` and `b`, and its standard error (Fisher's transform)."""
+    """Spearman's rank correlation of `a` and `b`, with its standard error (Fisher's transform), of 3 pairs or more."""
+    if len(a) < 3:
+        return UNKNOWN
     found = float(stats.spearmanr(a, b).statistic)
     return Estimate(found, (1 - found**2) * 1.03 / np.sqrt(max(len(a) - 3, 1)))
 

@@ -215,7 +215,9 @@ def reproduce(
     started, work = time.perf_counter(), Work(seed, as_published, progress, checkpoint)
     module = next(module for module, names in HOME.items() if name in names.split())
     getattr(import_module(f"limitlens.published.{module}"), name.replace("-", "_"))(work, **parameters)
-    used = {**parameters, "seed": seed} | ({"model": str(model)} if (model := parameters.get("model")) else {})
+    used = {**parameters, "seed": seed}
+    if (model := parameters.get("model")) is not None:
+        used["model"] = getattr(model, "name", model)  # of a loaded model
     seconds = time.perf_counter() - started
     found = (work.numbers, tuple(work.drawn), seconds, tuple(work.warnings), tuple(work.details), work.interrupted)
     return Reproduction(name, quick, as_published, used, *found)

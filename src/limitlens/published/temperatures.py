@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from limitlens.arrays import native, to_numpy
 from limitlens.attention.kernels import choose_device
 from limitlens.attention.subset import scores_of
 from limitlens.errors import Array, InputError
@@ -20,7 +22,7 @@ from limitlens.models import Captured, Corpus, LoadedModel, Windows, capture, lo
 from limitlens.published.catalogue import Number
 from limitlens.published.reproduction import Work
 from limitlens.sampling.cells import parse_grid, parse_sizes
-from limitlens.statistics.critical_factor import critical_rows
+from limitlens.statistics.critical_factor import critical_of_first
 from limitlens.statistics.documents import jackknife, over_documents, p_value
 from limitlens.theory import KeyPoints, PoissonPoints, critical_beta, participation
 from limitlens.theory.scaling.heat import heat_growth
@@ -163,8 +165,7 @@ def _factors(loaded: LoadedModel, window: Windows, lengths: Sequence[int], queri
         if call.slides(lengths[-1]):  # its context does not grow
             return
         places = [np.linspace(n - n // NEAR, n - 1, queries).astype(int) for n in lengths]
-        rows = [[_of_query(call, int(place)) for place in some] for some in places]  # (lengths, queries, 2, heads)
-        layers.append(np.median(rows, 1).transpose(1, 2, 0))
+        layers.append(np.stack([np.median(_of_queries(call, some), -1) for some in places], -1))
 
     with torch.no_grad(), capture(loaded.model, take) as run_until_last_attention:
         run_until_last_attention(torch.as_tensor(window[0], dtype=torch.long, device=loaded.model.device)[None])
@@ -173,15 +174,16 @@ def _factors(loaded: LoadedModel, window: Windows, lengths: Sequence[int], queri
     return np.concatenate(layers, 1)
 
 
-def _of_query(call: Captured, place: int) -> Array:
-    """Critical factors (2, heads) of the query at a position: over all keys up to it, and without the first key."""
-    key = call.key[0, :, : place + 1].float()
-    query = call.scale * call.query[0, :, place].float().reshape(len(key), -1, key.shape[-1])
-    scores = scores_of(query, key, call.softcap).reshape(-1, place + 1)
+def _of_queries(call: Captured, places: NDArray[np.int64]) -> Array:
+    """Critical factors (2, heads, queries) of queries at some positions: over all keys seen, and without the first."""
+    n = int(places.max()) + 1
+    key, query = call.key[0, :, :n].float(), call.scale * call.query[0, :, places].float()
+    scores = scores_of(query.reshape(len(key), -1, key.shape[-1]), key, call.softcap).reshape(-1, len(places), n)
     if call.bias is not None:
-        scores = scores + call.bias.expand(*call.bias.shape[:2], call.query.shape[2], -1)[0, :, place, : place + 1]
-    rows = scores.double().cpu().numpy()
-    return np.stack([critical_rows(part, [part.shape[1]])[0] for part in (rows, rows[:, 1:])])
+        scores = scores + call.bias.expand(*call.bias.shape[:2], call.query.shape[2], -1)[0, :, places, :n]
+    rows, counts = native(scores.double().flatten(0, 1)), np.tile(places + 1, len(scores))
+    found = to_numpy(*(critical_of_first(rows[:, first:], counts - first) for first in (0, 1)))
+    return np.stack(found).reshape(2, -1, len(places))
 
 
 def _growth(logs: Array, lengths: Sequence[int]) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Errors of one head over contexts of n consecutive tokens, from sums of weights and values over blocks of tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from limitlens.arrays import Tensor, torch
+from limitlens.arrays import Tensor, to_numpy, torch
 from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import Array
 from limitlens.report.view import Section, Table, Text
@@ -68,10 +70,10 @@ class BlockSums:
     def __init__(self, query: Tensor, traits: Any, shape: tuple[int, int], owner: NDArray[np.intp]) -> None:
         self.groups, self.owner, self.softcap = query.shape[1], owner, traits.softcap
         self.query, values = query.flatten(1, 2), traits.tokens["value"].shape[-1]  # (Hkv, G · m, k)
-        rows = self.query.shape[:2]
-        self.sums = torch.zeros(*rows, *shape, values + 1)  # shape: contexts R, blocks; the nearest last
-        self.squares = torch.zeros(*rows, shape[0], values + 2, dtype=torch.float64)  # Σ w² v, Σ w², Σ w² |v|²
-        self.atom = torch.zeros(*rows, values + 1, dtype=torch.float64)  # attention to the start: output, log-sum-exp
+        rows, zeros = self.query.shape[:2], partial(torch.zeros, dtype=torch.float64, device=query.device)
+        self.sums = zeros(*rows, *shape, values + 1, dtype=torch.float32)  # shape: contexts R, blocks; the nearest last
+        self.squares = zeros(*rows, shape[0], values + 2)  # Σ w² v, Σ w², Σ w² |v|²
+        self.atom = zeros(*rows, values + 1)  # attention to the start: output, log-sum-exp
         self.moved: Tensor | None = None  # (Hkv, G · m, v + 1): over the nearest windows, moved one window away
         self.top: Tensor | None = None
 
@@ -84,32 +86,37 @@ class BlockSums:
         count = blocks.stop - blocks.start
         shared, rows = weights.shape[:2]
         parts = weights.view(shared, rows, count, -1), carried.view(shared, count, -1, carried.shape[-1])
-        self.sums[:, :, run, blocks] = torch.einsum("hqbt,hbtv->hqbv", *parts).cpu()
+        self.sums[:, :, run, blocks] = torch.einsum("hqbt,hbtv->hqbv", *parts)
         twice = torch.cat((carried, value.square().sum(-1, keepdim=True)), -1)
-        self.squares[:, :, run] += (weights.square() @ twice).double().cpu()
+        self.squares[:, :, run] += (weights.square() @ twice).double()
         if moved is not None:
             further = torch.exp((scores_of(moved, key, self.softcap) - self.top).clamp(max=LARGEST_LOG)) @ carried
-            self.moved = further.cpu() + (0 if self.moved is None else self.moved)
+            self.moved = further + (0 if self.moved is None else self.moved)
 
     def start(self, query: Tensor, key: Tensor, value: Tensor, run: int, sinks: Tensor | None) -> None:
         """Set the sink of the queries of context `run`: keys and values (Hkv, s, ·) at its start, and learned sinks."""
-        rows = torch.as_tensor(np.flatnonzero(np.tile(self.owner, self.groups) == run))
+        rows = torch.as_tensor(np.flatnonzero(np.tile(self.owner, self.groups) == run), device=query.device)
         if sinks is not None:  # one for each query head
             sinks = sinks.view(len(query), -1).repeat_interleave(len(rows) // self.groups, 1)
         lse, output = attend_subset(scores_of(query[:, rows], key, self.softcap), value, sinks=sinks)
-        self.atom[:, rows] = torch.cat((output, lse[..., None]), -1).double().cpu()
+        self.atom[:, rows] = torch.cat((output, lse[..., None]), -1).double()
 
     def records(self, **known: Any) -> Iterator[ContextRecord]:
-        """Record of each query head; `known` are arguments of `context_record`."""
-        m, log = len(self.owner), self.atom[..., -1]
+        """Record of each query head, computed in threads; `known` are arguments of `context_record`."""
+        m, log, start = len(self.owner), self.atom[..., -1], bool(self.atom.any())
         if self.top is not None:
-            log = (log - self.top[..., 0].double().cpu()).clamp(max=LARGEST_LOG)
-        for head in range(len(self.sums) * self.groups):
+            log = (log - self.top[..., 0].double()).clamp(max=LARGEST_LOG)
+
+        def record(head: int) -> ContextRecord:
             rows = head // self.groups, slice(head % self.groups * m, (head % self.groups + 1) * m)
-            sums, squares = (part[rows].double().numpy() for part in (self.sums, self.squares))
-            moved = None if self.moved is None else self.moved[rows].double().numpy()
-            atom = (log[rows].exp().numpy(), self.atom[rows][:, :-1].numpy()) if self.atom.any() else None
-            yield context_record(sums, squares, owner=self.owner, moved=moved, atom=atom, **known)
+            parts = (self.sums, self.squares, log.exp(), self.atom[..., :-1])
+            sums, squares, weight, value = to_numpy(*(part[rows] for part in parts))
+            moved = None if self.moved is None else to_numpy(self.moved[rows])[0]
+            atom = (weight, value) if start else None
+            return context_record(sums, squares, owner=self.owner, moved=moved, atom=atom, **known)
+
+        with ThreadPoolExecutor() as pool:
+            yield from pool.map(record, range(len(self.sums) * self.groups))
 
 
 def context_record(

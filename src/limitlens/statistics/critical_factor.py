@@ -100,6 +100,15 @@ def critical_rows(scores: Any, sizes: Sequence[int]) -> Any:
     return found.reshape(len(sizes), *scores.shape[:-1])
 
 
+def critical_of_first(scores: Any, counts: NDArray[np.int64]) -> Any:
+    """Factor of each of the rows of scores (rows, N) over its own number of first keys, `counts` (rows,): (rows,)."""
+    lib, many = library(scores), array_like(scores, counts)
+    beyond = array_like(scores, np.arange(scores.shape[1])) >= many[:, None]
+    gaps = lib.where(beyond, -lib.inf, scores).max(1)
+    gaps = lib.where(beyond, 0.0, (gaps if lib is np else gaps.values)[:, None] - scores)
+    return _solve(gaps, many, scores.shape[1] - many)
+
+
 def _solve(gaps: Any, count: Any, padding: Any) -> Any:
     """Solve Σ e^{−β gap} = `KEYS` for β (rows,), given gaps (rows, n) of which `count` are real and `padding` zeros."""
     lib = library(gaps)
@@ -111,7 +120,7 @@ def _solve(gaps: Any, count: Any, padding: Any) -> Any:
         rows = np.flatnonzero(unsolved) if lib is np else ...
         gap, before = gaps[rows], beta[rows]
         weight = lib.exp(-lib.asarray(before, dtype=gap.dtype)[:, None] * gap)
-        mass = weight.sum(1, dtype=lib.float64) - padding
+        mass = weight.sum(1, dtype=lib.float64) - (padding if isinstance(padding, int) else padding[rows])
         step = lib.log(mass / KEYS) * mass / lib.einsum("rn,rn->r", weight, gap)
         beta[rows] = lib.where(unsolved[rows], before + step, before)
         unsolved[rows] &= step > CLOSE * beta[rows]

@@ -218,51 +218,100 @@ def gather(
     tl.store(TABLE + to * (v + 2) + v + 1, square, mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["new"])
 def ragged(
-    Q, K, V, W, START, END, OUT, LSE, scale, softcap, length, queries, dk, dv, part, DK: tl.constexpr,
-    DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WEIGHTS: tl.constexpr, SOFTCAP: tl.constexpr,
+    Q, K, V, W, SEEN, START, KEPT, ROW, FROM, OUT, LSE, scale, softcap, new, batch, queries, part, qb, qh, ql, sb, sl,
+    LENGTH: tl.constexpr, GROUPS: tl.constexpr, dk: tl.constexpr, dv: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, WEIGHTS: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Attention of a block of queries over one part of the keys of a row (see `ragged.attend`)."""
-    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start = tl.load(START + row)
-    total = (tl.load(END + row) - start).to(tl.int32)
-    rm = tl.program_id(2) * BM + tl.arange(0, BM)
+    job = tl.program_id(0)
+    row, begin = tl.load(ROW + job), tl.load(FROM + job)
+    start, kept = tl.load(START + row), tl.load(KEPT + row).to(tl.int32)
+    total = kept + new
+    i = tl.program_id(1) * BM + tl.arange(0, BM)
     rk, rv = tl.arange(0, DK), tl.arange(0, DV)
-    mine = rm < queries
-    qo = (row * queries + rm[:, None]) * dk + rk[None, :]
+    mine = i < queries
+    b, token = (row % batch).to(tl.int64), i % LENGTH
+    qo = b * qb + (row // batch * GROUPS + i // LENGTH)[:, None] * qh + token[:, None] * ql + rk[None, :]
     q = tl.load(Q + qo, mask=mine[:, None] & (rk[None, :] < dk), other=0.0)
-    last = total - length + rm % length  # last key that each query sees
-    stop = tl.minimum((at + 1) * part, total)
+    last = total - LENGTH + token  # last key that each query sees
+    stop = tl.minimum(begin + part, total)
+    K, V, W = K + start * dk, V + start * dv, W + start
     m, mass = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, DV], tl.float32)
-    for n in range(at * part, stop, BN):
+    for n in range(begin, stop, BN):
         rn = n + tl.arange(0, BN)
         there = rn < stop
-        entry = start + rn
-        k = tl.load(K + entry[None, :] * dk + rk[:, None], mask=there[None, :] & (rk[:, None] < dk), other=0.0)
+        k = tl.load(K + rn[None, :] * dk + rk[:, None], mask=there[None, :] & (rk[:, None] < dk), other=0.0)
+        v = tl.load(V + rn[:, None] * dv + rv[None, :], mask=there[:, None] & (rv[None, :] < dv), other=0.0)
         if WIDEN:
-            q, k = q.to(tl.float32), k.to(tl.float32)
-        s = tl.dot(q, k, input_precision="ieee") * scale
+            q, k, v = q.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
+        s = tl.dot(q, k, input_precision="tf32x3") * scale
         if SOFTCAP:
             s = softcap * (1 - 2 / (tl.exp(2 * s / softcap) + 1))
         if WEIGHTS:
-            s += tl.load(W + entry, mask=there, other=0.0)[None, :]
-        s = tl.where(there[None, :] & (rn[None, :] <= last[:, None]), s, -float("inf"))
-        new = tl.maximum(m, tl.max(s, 1))
-        level = tl.where(new == -float("inf"), 0.0, new)
+            s += tl.load(W + rn, mask=there, other=0.0)[None, :]
+        some = there[None, :] & (rn[None, :] <= last[:, None])
+        if MASKED:
+            own = (rn[None, :] >= kept) & there[None, :] & mine[:, None]
+            so = b * sb + token[:, None] * sl + (rn - kept)[None, :]
+            some = some & (tl.load(SEEN + so, mask=own, other=1) != 0)
+        s = tl.where(some, s, -float("inf"))
+        top = tl.maximum(m, tl.max(s, 1))
+        level = tl.where(top == -float("inf"), 0.0, top)
         a = tl.exp(m - level)
         p = tl.exp(s - level[:, None])
         mass = mass * a + tl.sum(p, 1)
-        v = tl.load(V + entry[:, None] * dv + rv[None, :], mask=there[:, None] & (rv[None, :] < dv), other=0.0)
-        p = p.to(v.dtype)
-        if WIDEN:
-            p, v = p.to(tl.float32), v.to(tl.float32)
-        acc = acc * a[:, None] + tl.dot(p, v, input_precision="ieee")
-        m = new
-    some = mass > 0
-    safe = tl.where(some, mass, 1.0)
-    to = (row * tl.num_programs(1) + at) * queries + rm
+        acc = acc * a[:, None] + tl.dot(p.to(v.dtype), v, input_precision="tf32x3")
+        m = top
+    safe = tl.where(mass > 0, mass, 1.0)
+    to = job.to(tl.int64) * queries + i
     tl.store(OUT + to[:, None] * dv + rv[None, :], acc / safe[:, None], mask=mine[:, None] & (rv[None, :] < dv))
-    tl.store(LSE + to, tl.where(some, m + tl.log(safe), -float("inf")), mask=mine)
+    tl.store(LSE + to, tl.where(mass > 0, m + tl.log(safe), -float("inf")), mask=mine)
+
+
+@triton.jit
+def merge(
+    PARTS, LSE, FIRST, SINKS, OUT, batch, queries, ob, oh, ol, LENGTH: tl.constexpr, GROUPS: tl.constexpr,
+    dv: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr, SUNK: tl.constexpr,
+):  # fmt: skip
+    """Merge the outputs of the parts of a row by their log-sum-exps, and apply learned sinks, for one query."""
+    row, i, rv = tl.program_id(0), tl.program_id(1), tl.arange(0, DV)
+    head = row // batch * GROUPS + i // LENGTH
+    first, last = tl.load(FIRST + row), tl.load(FIRST + row + 1)
+    m, mass = -float("inf"), 0.0
+    if SUNK:
+        m, mass = tl.load(SINKS + head).to(tl.float32), 1.0
+    acc = tl.zeros([DV], tl.float32)
+    for n in range(first, last, BLOCK):
+        at = n + tl.arange(0, BLOCK)
+        there, place = at < last, at.to(tl.int64) * queries + i
+        lse = tl.load(LSE + place, mask=there, other=-float("inf"))
+        part = tl.load(PARTS + place[:, None] * dv + rv[None, :], mask=there[:, None] & (rv[None, :] < dv), other=0.0)
+        top = tl.maximum(m, tl.max(lse, 0))
+        level = tl.where(top == -float("inf"), 0.0, top)
+        a, weight = tl.exp(m - level), tl.exp(lse - level)
+        mass = mass * a + tl.sum(weight, 0)
+        acc = acc * a + tl.sum(weight[:, None] * part, 0)
+        m = top
+    acc = acc / tl.where(mass > 0, mass, 1.0)
+    to = (row % batch).to(tl.int64) * ob + head * oh + i % LENGTH * ol + rv
+    tl.store(OUT + to, acc.to(OUT.dtype.element_ty), mask=rv < dv)
+
+
+@triton.jit(do_not_specialize=["new"])
+def append(
+    KEY, VALUE, K, V, START, KEPT, new, batch, kb, kh, kl, vb, vh, vl, dk: tl.constexpr, dv: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """Copy the key and value of one new token of one head to the end of its row."""
+    row, token = tl.program_id(0), tl.program_id(1)
+    head, b = row // batch, (row % batch).to(tl.int64)
+    to = tl.load(START + row) + tl.load(KEPT + row) + new + token
+    rk, rv = tl.arange(0, DK), tl.arange(0, DV)
+    key = tl.load(KEY + b * kb + head * kh + token * kl + rk, mask=rk < dk)
+    value = tl.load(VALUE + b * vb + head * vh + token * vl + rv, mask=rv < dv)
+    tl.store(K + to * dk + rk, key, mask=rk < dk)
+    tl.store(V + to * dv + rv, value, mask=rv < dv)

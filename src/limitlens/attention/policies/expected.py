@@ -28,8 +28,9 @@ class Expected(KeyPolicy):
         if inputs.frequencies is not None:
             query = future_queries(query, inputs.frequencies, inputs.key.shape[-2])
         mean = query.mean(-2, keepdim=True)
-        spread = (query - mean) @ inputs.key[..., None, :, :].mT  # (..., g, p, n): the covariance is never formed
-        exponent = (mean @ inputs.key[..., None, :, :].mT)[..., 0, :] + spread.square().mean(-2) / 2
+        apart, key = query - mean, inputs.key[..., None, :, :]
+        half = apart.mT @ apart / (2 * query.shape[-2])  # half the covariance, (..., g, k, k)
+        exponent = ((key @ half).add_(mean) * key).sum(-1)
         return (exponent.softmax(-1).mean(-2) * norms(inputs.value))[None, ..., None, :]
 
 

@@ -1,0 +1,478 @@
+"""Recall of a 1.5B model with a cut cache on one GPU, in stages that several processes share.
+
+    python -m bench.recall_gpu fit CONTEXT POLICY[,POLICY]    plans, in the folder RECALL_FOLDER
+    python -m bench.recall_gpu ask CONTEXT I/N                scores of the I-th of every N prompts
+    python -m bench.recall_gpu time CONTEXT[,CONTEXT]         seconds of each method's prefill; runs alone
+    python -m bench.recall_gpu heads TOKENS                   heads that recall, and a probe of the model
+    python -m bench.recall_gpu gather FILE                    everything in the folder as one JSON file
+    python -m bench.recall_gpu report FILE RESULTS            means, paired differences and shares, without a model
+
+RECALL_SECONDS bounds each stage: what is finished by then is kept. Other variables: `OPTIONS`. Prompts come alternately
+from the texts of RECALL_TEXTS (each window of a text is used once a task), plans from RECALL_CORPUS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import limitlens as ll
+from bench.recall import compared, recalling_heads
+from limitlens.attention.policies import SHARED, Selection, keep
+from limitlens.attention.policies.base import held_first
+from limitlens.cache.budgets import fisher_costs
+from limitlens.cache.compressed import budgets_for
+from limitlens.cache.cut import BEHIND, cut_windows, measure_cut, window_order
+from limitlens.cache.layers import layer_caches
+from limitlens.cache.plan import Plan, make_plan
+from limitlens.cache.reading import ReadPrompt, read_prompt
+from limitlens.cache.recall import TwoAxes
+from limitlens.cache.reconstruction import repeat_attention
+from limitlens.cache.tasks import SOLVED, TEXT, prompts_of
+from limitlens.models import LoadedModel, Windows, load, open_corpus
+from limitlens.models.chat import chat_of
+from limitlens.models.intervene import PolicyHook, kv_shape
+from limitlens.statistics.documents import paired_mean
+
+OPTIONS = {
+    "MODEL": "qwen", "DTYPE": "bfloat16", "FOLDER": "runs/recall-gpu", "SECONDS": "1e9",
+    "CORPUS": "stdlib-docs", "TEXTS": "stdlib-docs", "WINDOWS": "8,2",  # of plans: to fit, to check
+    "SHARES": "0.25,0.125", "SWEEP": "0.15,0.2,0.3,0.4,0.5", "GOALS": "fisher,text,both,recall",
+    "TASKS": "needle8:200,text:200,needle1:60,hop:60,repeat:60,words:60", "SWEPT": "40",  # prompts of the other shares
+    "ROUNDS": "2",  # refits to recall, at most
+    "CALIBRATION": "24",  # prompts on which recall is fitted, at most
+    "METHODS": "",  # parts of names of methods; empty: all
+    "FOLLOW": "1",  # also divide the keys of plans for reconstruction scores by the prompt
+}  # fmt: skip
+MEASURED = ("streaming", "snapkv", "expected", "reconstruction")  # key policies of plans
+UNIFORM = ("expected", "reconstruction", "snapkv", "streaming")
+GOALS: dict[str, Mapping[str, float] | None] = {
+    "fisher": None, "text": {"text": 1.0}, "both": {"text": 1.0, "recall": 1.0}, "recall": {"text": 0.0, "recall": 1.0},
+}  # fmt: skip
+SEED = 0
+SCORES = ("accuracy", "nll", "kl", "agreement")
+BEGAN = time.perf_counter()
+
+
+def option(name: str) -> str:
+    return os.environ.get(f"RECALL_{name}", OPTIONS[name])
+
+
+def say(text: str) -> None:
+    print(f"{time.perf_counter() - BEGAN:.1f} s: {text}", flush=True)
+
+
+def late() -> bool:
+    return time.perf_counter() - BEGAN > float(option("SECONDS"))
+
+
+def write(name: str, document: Any) -> None:
+    """Write a document in the folder, whole or not at all."""
+    folder = Path(option("FOLDER"))
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{name}.{os.getpid()}"
+    part.write_text(json.dumps(document))
+    part.replace(folder / name)
+
+
+def model() -> LoadedModel:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = load(option("MODEL"), head=True, dtype=getattr(torch, option("DTYPE")), device=device)
+    chat = chat_of(loaded)
+    around = None if chat is None else [loaded.tokenizer.decode(list(part)) for part in (chat.before, chat.after)]
+    say(f"{loaded.name} on {loaded.model.device} in {loaded.model.dtype}, chat template {around}")
+    return loaded
+
+
+def unpacked(text: str) -> str:
+    """A text file, or the texts in a zip archive as one file."""
+    if not text.endswith(".zip"):
+        return text
+    whole = Path(tempfile.gettempdir()) / f"{Path(text).stem}.txt"
+    if not whole.exists():
+        with zipfile.ZipFile(text) as archive:
+            names = sorted(name for name in archive.namelist() if name.endswith((".txt", ".csv")))
+            texts = [archive.read(name).decode(errors="replace") for name in names]
+        part = whole.with_suffix(f".{os.getpid()}")
+        part.write_text("\n\n".join(texts))
+        part.replace(whole)
+    return str(whole)
+
+
+def shares() -> list[float]:
+    return [float(share) for part in ("SHARES", "SWEEP") for share in option(part).split(",") if share]
+
+
+def place_of(context: int, policy: str, goal: str, share: float) -> Path:
+    return Path(option("FOLDER")) / f"plan-{context}-{policy}-{goal}-{share:g}"
+
+
+def fit(context: int, policies: Sequence[str]) -> None:
+    """Fit plans of each policy for every goal and share, on windows of the calibration text."""
+    loaded = model()
+    fitted, checked = map(int, option("WINDOWS").split(","))
+    windows = cut_windows(loaded, unpacked(option("CORPUS")), "auto", context)
+    order = window_order(windows, SEED)[: fitted + checked]
+    say(f"{windows.count} windows of {windows.length} tokens")
+    curves = measure_cut(loaded, windows, order, context, MEASURED, seed=SEED)
+    say("error curves")
+    goals = option("GOALS").split(",")
+    fisher = np.zeros(curves.full.shape[1:])
+    if "fisher" in goals:
+        fisher = fisher_costs(loaded, windows, order[:fitted], context, seed=SEED)
+        say("Fisher costs")
+    measured = curves, fisher, layer_caches(loaded, context)
+    axes = TwoAxes(loaded, windows, order[:fitted], curves, {"text": 1.0}, SEED, rounds=int(option("ROUNDS")))
+    for goal in goals:
+        for share in shares():
+            for policy in policies:
+                begun, weights = time.perf_counter(), GOALS[goal]
+                if late() or (goal == "recall" and share != shares()[0]):
+                    continue
+                axes.weights = weights or {}
+                if "recall" in axes.weights:
+                    reads, families = axes.calibrated
+                    axes.calibrated = reads[: int(option("CALIBRATION"))], families
+                made = make_plan(*measured, policy=policy, share=share, fitted=fitted,
+                                 axes=None if weights is None else axes)  # fmt: skip
+                made = replace(made, model=loaded.name, corpus=option("CORPUS"), seed=SEED)
+                path = place_of(context, policy, goal, share)
+                made.save(path)
+                seconds = time.perf_counter() - begun
+                found = None if made.recall is None else vars(made.recall)
+                write(f"{path.name}.json", {
+                    "context": context, "policy": policy, "goal": goal, "share": share, "seconds": seconds,
+                    "recall": found, "budgets": made.budgets, "policies": made.policies,
+                })  # fmt: skip
+                say(f"{path.name}: {seconds:.1f} s {found}")
+
+
+def plans(context: int) -> dict[str, Plan]:
+    """Plans of a context length by name, policy:goal:share; for longer contexts those of 4,096 too, "scaled"."""
+    found = {} if context <= 4096 else {f"scaled:{name}": plan for name, plan in plans(4096).items()}
+    for share in shares():
+        for path in sorted(Path(option("FOLDER")).glob(f"plan-{context}-*-{share:g}")):
+            policy, goal = path.name.split("-")[2:4]
+            plan = ll.load(path)
+            assert isinstance(plan, Plan)
+            found[f"{policy}:{goal}:{share:g}"] = plan
+    return found
+
+
+def typical_scores(loaded: LoadedModel, made: Mapping[str, Plan], context: int) -> dict[str, torch.Tensor]:
+    """Logarithms (layers, kv heads) of the reconstruction score of the last key that a plan keeps, by name of the plan.
+
+    Means over windows of the calibration text. Plans with other policies are left out.
+    """
+    windows = cut_windows(loaded, unpacked(option("CORPUS")), "auto", context)
+    rows = window_order(windows, SEED)[: int(option("WINDOWS").split(",")[0])]
+    made = {name: plan for name, plan in made.items() if name.startswith("reconstruction:")}
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in made}
+    for row in rows:
+        (prompt,) = prompts_of(loaded, windows, row, (TEXT,), context, SEED)
+        logs = torch.stack(read_prompt(loaded, prompt, SEED).repeat).log().sort(-1, descending=True).values
+        for name, plan in made.items():
+            last = torch.tensor(plan.budgets, device=logs.device).clamp(1, context) - 1
+            found[name].append(logs.gather(-1, last[..., None])[..., 0])
+    return {name: torch.stack(parts).mean(0) for name, parts in found.items() if parts}
+
+
+def follow(read: ReadPrompt, plan: Plan, typical: torch.Tensor) -> PolicyHook:
+    """Cut with the plan's number of keys in all, divided by the prompt: scores over the plan's typical scores.
+
+    A head keeps more keys than planned where the prompt gives its keys larger scores than the calibration text did.
+    """
+    budgets = torch.tensor(plan.budgets, device=typical.device)
+    logs = torch.stack(read.repeat).log() - typical[..., None]
+    logs = held_first(logs, 1).masked_fill((budgets >= 0.95 * read.context)[..., None], float("inf"))
+    masks = keep(logs.flatten(), int(budgets.sum())).view_as(logs)
+    hook = PolicyHook("recent", 0, read.context, SEED, kv_shape(read.loaded.model))
+    hook.selected = {layer: Selection(mask[None, :, None]) for layer, mask in enumerate(masks)}
+    return hook
+
+
+def hooks_of(
+    read: ReadPrompt, made: Mapping[str, Plan], ablated: Mapping[str, Any], typical: Mapping[str, torch.Tensor],
+    swept: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Cuts by the name of the method and its share: plans, shared and uniform baselines, and ablations of heads.
+
+    "follow" divides a plan's keys by the prompt. A plan of another context gives its shares ("scaled").
+    """
+    wanted = [float(share) for share in option("SHARES").split(",")]
+    makers: dict[str, Callable[[], Any]] = {}
+    for share in shares():
+        own = {name: plan for name, plan in made.items() if name.endswith(f":{share:g}")}
+        if not own or not (swept or share in wanted):
+            continue
+        for name, plan in own.items():
+            if share in wanted or name.startswith(("reconstruction:text", "reconstruction:both", "best:both")):
+                makers[name] = partial(read.cut, plan.policies, budgets_for(plan, read.context))
+            if name in typical and share in wanted:
+                makers[f"follow:{name}"] = partial(follow, read, plan, typical[name])
+        whole = round(share * read.context * int(np.prod(kv_shape(read.loaded.model))))
+        first = made.get(f"reconstruction:fisher:{share:g}")  # its other allocations need Fisher costs
+        for rule in SHARED:
+            makers[f"{rule}:{share:g}"] = partial(read.shared, rule, whole)
+        if share in wanted and first is not None:
+            makers[f"duo:{share:g}"] = partial(read.cut, "streaming", first.allocations["streaming"]["duo"])
+            for name in UNIFORM:
+                makers[f"{name}:uniform:{share:g}"] = partial(read.cut, name, first.allocations[name]["uniform"])
+    for name, heads in ablated.items():
+        shape = np.shape(next(iter(made.values())).budgets)
+        counts = np.full(shape, read.context)
+        for layer, head in heads:
+            counts[layer, head] = read.context // 16
+        makers[name] = partial(read.cut, "streaming", counts)
+    parts = [part for part in option("METHODS").split(",") if part]
+    return {name: make() for name, make in makers.items() if not parts or any(part in name for part in parts)}
+
+
+def ablations(made: Mapping[str, Plan]) -> dict[str, list[tuple[int, int]]]:
+    """Heads that a plan keeps for recall, and as many random heads three times, by name."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    share = option("SHARES").split(",")[0]
+    rng = np.random.default_rng(SEED)
+    for goal in ("both", "recall"):
+        with_recall, without = (made.get(f"reconstruction:{one}:{share}") for one in (goal, "text"))
+        if with_recall is None or without is None:
+            continue
+        if heads := recalling_heads(with_recall, without):
+            found[f"only heads kept for {goal} cut"] = heads
+            others = [place for place in np.ndindex(np.shape(without.budgets)) if place not in heads]
+            for draw in range(3):
+                chosen = rng.permutation(len(others))[: len(heads)]
+                found[f"as many random heads as for {goal} cut, draw {draw}"] = [others[k] for k in chosen]
+    return found
+
+
+def rows_of(loaded: LoadedModel, context: int, most: int) -> list[tuple[Windows, int, str]]:
+    """Windows of the test texts in a random order, alternately from each text while it lasts."""
+    texts = []
+    for text in map(unpacked, option("TEXTS").split(",")):
+        length = context + BEHIND
+        windows = Windows(loaded, open_corpus(text), length=length, tokens=most * length, fewer=True)
+        say(f"{text}: {windows.count} windows")
+        texts.append([(windows, row, Path(text).stem) for row in window_order(windows, SEED)])
+    found: list[tuple[Windows, int, str]] = []
+    for place in range(max(map(len, texts))):
+        found += [rows[place] for rows in texts if place < len(rows)]
+    return found[:most]
+
+
+def jobs(tasks: Mapping[str, int], part: str) -> Iterator[tuple[int, str]]:
+    """(document, task) of one part: all tasks of a document before the next document."""
+    own, parts = map(int, part.split("/"))
+    for document in range(max(tasks.values())):
+        if document % parts == own:
+            yield from ((document, task) for task, count in tasks.items() if document < count)
+
+
+def ask(context: int, part: str) -> None:
+    """Score the answers to one part of the prompts with every method, and keep the prompts for kvpress."""
+    loaded = model()
+    made = plans(context)
+    ablated = ablations(made)
+    typical = typical_scores(loaded, made, context) if option("FOLLOW") == "1" else {}
+    say(f"plans {list(made)}, ablations {ablated}")
+    tasks = {name: int(count) for name, count in (pair.split(":") for pair in option("TASKS").split(","))}
+    rows = rows_of(loaded, context, max(tasks.values()))
+    name = f"ask-{context}-{part.replace('/', '-')}.json"
+    found: list[dict[str, Any]] = []
+    for done, (document, task) in enumerate(jobs(tasks, part)):
+        if late():
+            say("out of time")
+            break
+        if document >= len(rows):
+            continue
+        windows, row, text = rows[document]
+        (prompt,) = prompts_of(loaded, windows, row, (task,), context, SEED + 1)
+        read = read_prompt(loaded, prompt, SEED)
+        hooks = hooks_of(read, made, ablated, typical, document < int(option("SWEPT")) and task in ("needle8", TEXT))
+        prepared = time.perf_counter()
+        predicted = read.predict_each([None, *hooks.values()])
+        full = next(predicted)
+        scores = {"full": prompt.score(full, full)}
+        scores |= {name: prompt.score(one, full) for name, one in zip(hooks, predicted, strict=True)}
+        found.append({"document": document, "text": text, "row": row, "task": task, "scores": {
+            method: [round(values[key], 6) for key in SCORES] for method, values in scores.items()}})  # fmt: skip
+        if task == "needle8" and not done:
+            say(f"end of the context: {loaded.tokenizer.decode(list(prompt.context[-30:]))!r}")
+            say(f"question: {loaded.tokenizer.decode(list(prompt.question))!r}")
+            say(f"answer: {loaded.tokenizer.decode(list(prompt.answer))!r}")
+        if done % 10 == 0:
+            say(f"{document} {task}: full {scores['full']['accuracy']}; {len(hooks)} methods, predictions took "
+                f"{time.perf_counter() - prepared:.2f} s")  # fmt: skip
+            write(name, found)
+    write(name, found)
+    say(f"{len(found)} prompts")
+
+
+def prompts(context: int, path: str) -> None:
+    """Write the first prompts of needle8, text and needle1 as tokens, for `bench/recall_kvpress.py`."""
+    loaded = model()
+    tasks = {name: int(count) for name, count in (pair.split(":") for pair in option("TASKS").split(","))}
+    rows = rows_of(loaded, context, max(200, *tasks.values()))
+    found = []
+    for document, task in jobs(tasks, "0/1"):
+        windows, row, _ = rows[document]
+        (prompt,) = prompts_of(loaded, windows, row, (task,), context, SEED + 1)
+        found.append({"document": document} | vars(prompt))
+    Path(path).write_text(json.dumps(found))
+    say(f"{len(found)} prompts for kvpress")
+
+
+def seconds_of(work: Callable[[], Any], repeats: int = 3) -> float:
+    """Median seconds of some work on the device, after one run."""
+    found = []
+    for _ in range(repeats + 1):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - begun)
+    return float(np.median(found[1:]))
+
+
+def timed(contexts: Sequence[int]) -> None:
+    """Seconds of a prefill, and of what each method adds to it."""
+    loaded = model()
+    found = {}
+    for context in contexts:
+        (windows, row, _), *_ = rows_of(loaded, context, 4)
+        (prompt,) = prompts_of(loaded, windows, row, ("text",), context, SEED)
+        ids = torch.tensor([prompt.context], device=loaded.model.device)
+
+        @torch.inference_mode()
+        def prefill(ids: torch.Tensor = ids) -> Any:
+            return loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+
+        cache = prefill()
+        own = {"prefill": seconds_of(prefill)}
+        own["repeat_attention"] = seconds_of(lambda: repeat_attention(loaded, cache, ids))  # noqa: B023
+        read = read_prompt(loaded, prompt, SEED)
+        read.repeat  # noqa: B018
+        own["read"] = seconds_of(lambda: read_prompt(loaded, prompt, SEED))  # noqa: B023
+        quarter = context // 4
+        for name in UNIFORM:
+            own[f"select: {name}"] = seconds_of(lambda: read.cut(name, quarter))  # noqa: B023
+        for name in SHARED:
+            total = quarter * len(read.calls) * read.calls[0].key.shape[1]
+            own[f"select: {name}"] = seconds_of(lambda: read.shared(name, total))  # noqa: B023
+        for count in (1, 16):
+            hooks = [read.cut("streaming", quarter)] * count
+            own[f"predict {count}"] = seconds_of(lambda: list(read.predict_each(hooks)))  # noqa: B023
+        found[context] = own
+        say(f"{context}: {own}")
+        write("time.json", found)
+
+
+def heads(tokens: int) -> None:
+    """Compare heads that recall with all others in a probe of the model on the calibration text."""
+    loaded = model()
+    found = ablations(plans(4096))
+    run = ll.probe(loaded, unpacked(option("CORPUS")), tokens, seed=SEED)
+    say("probe")
+    kv = 1 + max(record.kv_head for record in run.records)
+    rows = {
+        name: compared([list(head) for head in places], run, kv) for name, places in found.items() if "only" in name
+    }
+    write("heads.json", {"heads": found, "probe": rows, "tokens": tokens})
+    say(json.dumps(rows))
+
+
+def gather(path: str) -> None:
+    """Everything that the stages wrote, as one file."""
+    parts = {part.name: json.loads(part.read_text()) for part in sorted(Path(option("FOLDER")).glob("[!.]*.json"))}
+    parts["options"] = {name: option(name) for name in OPTIONS}
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    part.write_text(json.dumps(parts))
+    part.replace(target)
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means and standard errors of every method on each task, with paired differences from the full cache and kvzip.
+
+    Every prompt has a text of its own, so prompts are independent.
+    """
+    found: dict[str, Any] = {}
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row["scores"] for row in rows if row["task"] == task]
+        whole = np.array([row["full"][0] for row in own])
+        methods: dict[str, Any] = {}
+        for name in dict.fromkeys(name for row in own for name in row):
+            both = [row for row in own if name in row]
+            values = np.array([row[name] for row in both])
+            result: dict[str, Any] = {"prompts": len(both)}
+            result |= {key: estimate(values[:, k]) for k, key in enumerate(SCORES) if task != TEXT or k}
+            share = name.rsplit(":", 1)[-1]
+            for other in ("full", f"kvzip:{share}"):
+                pairs = [(row[name], row[other]) for row in both if other in row]
+                if pairs and other != name:
+                    first, second = np.array(pairs).transpose(1, 0, 2)
+                    label = other.split(":")[0]
+                    result[f"kl_minus_{label}"] = estimate(first[:, 2], second[:, 2])
+                    if task != TEXT:
+                        result[f"accuracy_minus_{label}"] = estimate(first[:, 0], second[:, 0])
+            methods[name] = result
+        solved = None if task == TEXT else bool(whole.mean() >= SOLVED)
+        found[task] = {"solved_with_the_full_cache": solved, "methods": methods}
+    return found
+
+
+def estimate(values: Any, baseline: Any = None) -> list[float]:
+    mean = paired_mean(values, baseline)
+    return [round(mean.value, 6), round(mean.stderr, 6)]
+
+
+def report(path: str, results: str) -> None:
+    """Summaries of the gathered scores by context, all texts together and each by itself."""
+    parts = json.loads(Path(path).read_text())
+    found: dict[str, Any] = {"command": "python -m bench.recall_gpu", "options": parts.pop("options")}
+    rows: dict[str, list[Any]] = {}
+    for name, part in parts.items():
+        if name.startswith("ask-"):
+            rows.setdefault(name.split("-")[1], []).extend(part)
+    for context, own in rows.items():
+        texts = dict.fromkeys(row["text"] for row in own)
+        by_text = {text: summary([row for row in own if row["text"] == text]) for text in texts}
+        found[context] = {"tasks": summary(own), "by_text": by_text}
+    found["plans"] = [part for name, part in parts.items() if name.startswith("plan-")]
+    found |= {
+        name.removesuffix(".json"): part for name, part in parts.items() if not name.startswith(("ask-", "plan-"))
+    }
+    Path(results).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def main(stage: str, *given: str) -> None:
+    if stage == "fit":
+        fit(int(given[0]), given[1].split(","))
+    elif stage == "time":
+        timed([int(one) for one in given[0].split(",")])
+    elif stage == "heads":
+        heads(int(given[0]))
+    elif stage == "ask":
+        ask(int(given[0]), given[1])
+    elif stage == "prompts":
+        prompts(int(given[0]), given[1])
+    elif stage == "gather":
+        gather(given[0])
+    else:
+        report(*given)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
