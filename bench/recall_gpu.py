@@ -37,7 +37,7 @@ from limitlens.cache import budgets
 from limitlens.cache.cut import BEHIND, CutCurves, cut_windows, window_order
 from limitlens.cache.cut import SHARES as SIZES
 from limitlens.cache.reading import ReadPrompt, read_prompt
-from limitlens.cache.recall import TwoAxes, text_costs
+from limitlens.cache.recall import TwoAxes, calibration, text_costs
 from limitlens.cache.reconstruction import repeat_attention
 from limitlens.cache.tasks import SOLVED, TEXT, prompts_of
 from limitlens.models import LoadedModel, Windows, load, open_corpus
@@ -47,7 +47,7 @@ from limitlens.statistics.documents import paired_mean
 
 OPTIONS = {
     "MODEL": "qwen", "DTYPE": "bfloat16", "FOLDER": "runs/recall-gpu", "SECONDS": "1e9",
-    "CORPUS": "stdlib-docs", "TEXTS": "stdlib-docs", "WINDOWS": "8",  # on which plans are fitted
+    "CORPUS": "stdlib-docs", "TEXTS": "stdlib-docs", "WINDOWS": "8", "ASKED": "5",  # on which plans are fitted, and of these with calibration prompts
     "SHARES": "0.25,0.125", "SWEEP": "0.15,0.2,0.3,0.4,0.5",
     "TASKS": "needle8:200,text:200,needle1:60,hop:60,repeat:60,words:60", "SWEPT": "40",  # prompts of the other shares
     "KVPRESS": "needle8:24,text:24,needle1:12", "PROMPTS": "",  # prompts for kvpress, and their file
@@ -156,7 +156,7 @@ def costs_on_text(axes: TwoAxes, part: int, parts: int) -> None:
         say(f"costs on text of window {row}")
     write(f"costs-{part}.json", costs)
     path = Path(option("FOLDER"))
-    while len(list(path.glob("costs-*.json"))) < parts and time.perf_counter() - BEGAN < float(option("WAIT")):
+    while len(list(path.glob("costs-*.json"))) < parts and time.perf_counter() - BEGAN < 0.6 * float(option("FIT")):
         time.sleep(0.5)
     every = [one for name in sorted(path.glob("costs-*.json")) for one in json.loads(name.read_text())]
     mean = np.mean(every, 0)
@@ -202,7 +202,7 @@ def fit(loaded: LoadedModel, context: int, part: int, parts: int) -> None:
             keys = duo.whole_heads(lost, context, round(share * context * layers * heads))
             made = Fitted(context, "duo", "text", share, keys.tolist(), [["streaming"] * heads] * layers, 0.0)
             write(f"plan-{made.name}.json", vars(made))
-    reads, families = axes.calibrated
+    reads, families = calibration(loaded, windows, rows[: int(option("ASKED"))], context, SEED)
     say(f"{len(reads)} calibration prompts, accuracy {families}")
     axes.calibrated = reads[: int(option("CALIBRATION"))], families
     for job in option(f"JOBS{part}").split(","):
