@@ -47,7 +47,7 @@ from limitlens.statistics.documents import paired_mean
 
 OPTIONS = {
     "MODEL": "qwen", "DTYPE": "bfloat16", "FOLDER": "runs/recall-gpu", "SECONDS": "1e9",
-    "CORPUS": "stdlib-docs", "TEXTS": "stdlib-docs", 
+    "CORPUS": "stdlib-docs", "TEXTS": "stdlib-docs",
     "WINDOWS": "8", "ASKED": "5",  # on which plans are fitted, and of these with calibration prompts
     "SHARES": "0.25,0.125", "SWEEP": "0.15,0.2,0.3,0.4,0.5",
     "TASKS": "needle8:200,text:200,needle1:60,hop:60,repeat:60,words:60", "SWEPT": "40",  # prompts of the other shares
