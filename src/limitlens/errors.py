@@ -93,10 +93,8 @@ def check_covariance(name: str, covariance: Array) -> Array:
     symmetric = (covariance + covariance.T) / 2
     smallest = float(np.linalg.eigvalsh(symmetric)[0]) if symmetric.size else 0.0
     if smallest < -1e-10 * max(scale, 1e-300):
-        raise InputError(
-            f"{name} has the negative eigenvalue {smallest:.3g}; expected a positive semi-definite matrix, "
-            "so clip its eigenvalues at zero or check how it was estimated"
-        )
+        given = f"{name} has the negative eigenvalue {smallest:.3g}; expected a positive semi-definite matrix"
+        raise InputError(f"{given}, so clip its eigenvalues at zero or check how it was estimated")
     return symmetric
 
 

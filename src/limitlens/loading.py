@@ -43,9 +43,7 @@ def load(folder: str | Path) -> Result:
     """
     run = read_run(folder)
     if run.kind not in KINDS:
-        raise InputError(
-            f"{str(run.folder)!r} holds a {run.kind!r}; expected one of {', '.join(KINDS)}, so read it with the "
-            "version of limitlens that wrote it"
-        )
+        given = f"{str(run.folder)!r} holds a {run.kind!r}; expected one of {', '.join(KINDS)}"
+        raise InputError(f"{given}, so read it with the version of limitlens that wrote it")
     module, name = KINDS[run.kind].split(":")
     return run.result(getattr(import_module(f"limitlens.{module}"), name))  # type: ignore[no-any-return]

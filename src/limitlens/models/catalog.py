@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -63,12 +63,13 @@ class Alias:
         if self.parts == 1:
             return _installed(self.package, self.weights)
         pieces = self._pieces()
-        return next((path for path in (self._assembled(pieces), *pieces) if path.is_file()), None) if pieces else None
+        whole = [piece.parent / self.weights for piece in pieces[:1]]
+        return next((path for path in (*whole, *pieces) if path.is_file()), None)
 
     def assembled(self) -> Path | None:
         """Path of the model's weights file, put together if its packages hold pieces; None if one is not installed."""
         pieces = self._pieces() if self.parts > 1 else []
-        if not pieces or (target := self._assembled(pieces)).is_file():
+        if not pieces or (target := pieces[0].parent / self.weights).is_file():
             return self.locate()
         try:
             with tempfile.TemporaryDirectory(dir=pieces[0].parent) as folder:
@@ -93,9 +94,6 @@ class Alias:
         numbers = range(1, self.parts + 1)
         found = [_installed(self.package.format(k), self.piece.format(k)) for k in numbers]
         return [path for path in found if path is not None] if None not in found else []
-
-    def _assembled(self, pieces: Sequence[Path]) -> Path:
-        return pieces[0].parent / self.weights
 
 
 def _installed(package: str, name: str) -> Path | None:
@@ -204,10 +202,9 @@ def _load_alias(name: str, read: Callable[..., LoadedModel]) -> LoadedModel:
         raise InputError(f"the model {name} is not installed here; install it with `{alias.command}`")
     digest = _digest(weights)
     if digest != alias.sha256:
-        raise InputError(
-            f"the weights of {name} have the digest {digest}; expected {alias.sha256}, "
-            f"so delete {weights}, uninstall its packages and install them again with `{alias.command}`"
-        )
+        given = f"the weights of {name} have the digest {digest}; expected {alias.sha256}"
+        remedy = f"delete {weights}, uninstall its packages and install them again with `{alias.command}`"
+        raise InputError(f"{given}, so {remedy}")
     return read(weights if weights.suffix == ".gguf" else weights.parent, sha256=digest, note=alias.note)
 
 
@@ -266,10 +263,9 @@ def _read(
     except InputError:
         raise
     except Exception as error:  # a damaged file makes the library raise any error
-        raise InputError(
-            f"the model {name} could not be loaded ({_reason(error)}); expected one that transformers knows, with "
-            "weights in safetensors or GGUF and its tokenizer"
-        ) from error
+        given = f"the model {name} could not be loaded ({_reason(error)})"
+        expected = "one that transformers knows, with weights in safetensors or GGUF and its tokenizer"
+        raise InputError(f"{given}; expected {expected}") from error
     _check_complete(name, info)
     model = model.eval().requires_grad_(False).to(device=device)
     check_readers(model)

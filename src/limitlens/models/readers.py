@@ -5,8 +5,6 @@ Such a module calls no replaceable attention function, so a hook has nothing to 
 `check_readers` compares it with the module's own `forward` when a model is loaded.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import ExitStack

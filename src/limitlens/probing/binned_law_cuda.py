@@ -5,8 +5,6 @@ adds up the tokens of neighbouring nodes. Results are reproducible, and to singl
 depend on the heads computed with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from limitlens.probing.result import ProbeRun
 
 TIGHT = 0.05  # target error for which a page shows budgets (numbers of keys) when it opens
+BEYOND = "beyond"  # shown, with the head's `farthest`, for a number of tokens that exceeds the largest size predicted
+# Fields of a `HeadRecord` that a page reads under the same names.
+FIELDS = (
+    "layer", "head", "kv_head", "horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std", "top_weight",
+    "entropy", "sink_mass", "pareto_k", "sliding_window", "regime_reason",
+)  # fmt: skip
+CRITICAL = "Above 1 the head averages, below 1 it has concentrated: the largest weight is 1/5 with scores times this."
 COLOURS: dict[Regime, Colour] = {Regime.AVERAGING: "blue", Regime.SELECTIVE: "green", Regime.FROZEN: "red"}
 # Rates of the output error in theory, for Gaussian tokens: name, function of `theory.rates`, dash of the line.
 OUTPUT_LINES: tuple[tuple[str, str, Dash], ...] = (
@@ -47,17 +54,6 @@ def map_figure(run: ProbeRun, quantity: str) -> Figure:
     predicted = "" if run.measured else "predicted "
     label = f"{predicted}rate β of the error" if quantity == "rate" else quantity.replace("_", " ")
     return head_map(label, label, [head.place for head in run.records], found, words=words)
-
-
-BEYOND = "beyond"  # shown, with the head's `farthest`, for a number of tokens that exceeds the largest size predicted
-
-
-# Fields of a `HeadRecord` that a page reads under the same names.
-FIELDS = (
-    "layer", "head", "kv_head", "horizon", "horizon_one_sided", "coupling", "mean_tilt", "score_std", "top_weight",
-    "entropy", "sink_mass", "pareto_k", "sliding_window", "regime_reason",
-)  # fmt: skip
-CRITICAL = "Above 1 the head averages, below 1 it has concentrated: the largest weight is 1/5 with scores times this."
 
 
 class Quantity(NamedTuple):
@@ -190,8 +186,7 @@ def _rate_axes(run: ProbeRun) -> list[dict[str, Any]]:
     fine = np.geomspace(min(horizons), max(horizons), 80).tolist() if horizons else []
     lines = [
         {"name": name, "dash": dash, "colour": "ink", "x": fine, "y": [getattr(rates, rate)(x) for x in fine]}
-        for name, rate, dash in OUTPUT_LINES
-        if horizons
+        for name, rate, dash in OUTPUT_LINES * bool(horizons)
     ]
     gaussian = "The lines are for output errors of centred Gaussian tokens as n grows; real heads are neither."
     spread = (

@@ -30,10 +30,6 @@ class ProbeOptions:
     layer_copies: int = 2  # copies of a layer's stored tokens and states that exist while the layer is measured
     score_copies: int = 12  # copies of the scores that a layer's diagnostics use while the layer is measured
 
-    def window_bytes(self, loaded: LoadedModel, length: int) -> int:
-        """Bytes of memory that one window of `length` tokens needs during a forward pass of the model."""
-        return int(self.activations * 4 * length * loaded.model.config.get_text_config().hidden_size)
-
     def windows_at_once(self, window: int, wanted: int, device: torch.device, memory: int | None) -> int:
         """Number of windows per forward pass: the largest divisor of `wanted` that fits, at `window` bytes each."""
         share = self.forward_share

@@ -85,10 +85,8 @@ def predict(
         )  # fmt: skip
         pooled = len(key_windows) * len(pilot.positions)
         if pooled < FEWEST_TOKENS:
-            raise InputError(
-                f"the pilot has {pooled} tokens; expected at least {FEWEST_TOKENS}, so ask for more tokens or longer "
-                "windows"
-            )
+            given = f"the pilot has {pooled} tokens; expected at least {FEWEST_TOKENS}"
+            raise InputError(f"{given}, so ask for more tokens or longer windows")
         heads = _heads(loaded, windows, key_windows, pilot, n, batch, seed, workers, progress)
     warnings += pilot.warnings(loaded, windows.length)
     if pilot.causal:  # docs/predict.md
@@ -110,10 +108,9 @@ def _draw(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Disjoint random windows for queries, for keys and for testing cache plans, and warnings about their number."""
     if windows.count < 2:
-        raise InputError(
-            f"the corpus {corpus!r} holds {windows.count} whole windows of {windows.length} tokens; expected one for "
-            "queries and one for keys at least, so give more text or shorter windows"
-        )
+        given = f"the corpus {corpus!r} holds {windows.count} whole windows of {windows.length} tokens"
+        expected = "expected one for queries and one for keys at least, so give more text or shorter windows"
+        raise InputError(f"{given}; {expected}")
     warnings = list(windows.warnings)
     wanted = -(-tokens // windows.length)
     keys = min(wanted, windows.count - 1)

@@ -142,18 +142,15 @@ class _Split:
         largest, pool = cells.sizes[-1], windows * positions
         if sampling != "pooled":
             if largest > positions:
-                raise InputError(
-                    f"the largest size is {largest:,} and a document has {positions:,} tokens to draw from; expected "
-                    "at most as many, so ask for smaller sizes or a longer window"
-                )
+                given = f"the largest size is {largest:,} and a document has {positions:,} tokens to draw from"
+                raise InputError(f"{given}; expected at most as many, so ask for smaller sizes or a longer window")
             return min(wanted, windows)
         if pool < FEWEST_REPLICATES * largest:
             share = (1 - self.share - RESERVED) * positions / length
             needed = int(np.ceil(FEWEST_REPLICATES * largest / share))
-            raise InputError(
-                f"the largest size is {largest:,} and {self.count * length:,} tokens leave {pool:,} to draw from; "
-                f"expected room for {FEWEST_REPLICATES} samples, so ask for about {needed:,} tokens or smaller sizes"
-            )
+            given = f"the largest size is {largest:,} and {self.count * length:,} tokens leave {pool:,} to draw from"
+            expected = f"expected room for {FEWEST_REPLICATES} samples"
+            raise InputError(f"{given}; {expected}, so ask for about {needed:,} tokens or smaller sizes")
         return min(wanted, pool // largest)
 
 
@@ -210,8 +207,9 @@ class _Work:
         job = checkpoint.begin(self._request())
         saved = None if job.saved is None else job.saved.position
         options, length = self.options, self.windows.length
-        window = options.window_bytes(self.loaded, length)
-        fits = options.windows_at_once(window, self.pool.per_forward, self.loaded.model.device, self.memory)
+        model = self.loaded.model
+        window = options.activations * 4 * length * model.config.get_text_config().hidden_size  # bytes
+        fits = options.windows_at_once(window, self.pool.per_forward, model.device, self.memory)
         self.pool = replace(self.pool, at_once=fits if saved is None else saved["at_once"])
         self._run_pilot()
         self.clock.model += time.perf_counter() - begun

@@ -25,6 +25,7 @@ LOOSE = 0.2  # second target error, besides `TIGHT`, in the sentence on what to 
 MISFIT = 4.0  # χ² per degree of freedom above which the fitted law is said not to describe a curve
 SHOWN = 5  # number of heads in the table of the slowest heads
 TARGETS = (0.2, 0.1, 0.05, 0.01)  # target errors in the table of tokens needed
+SKILL = ("status", "mean_absolute_miss", "rank_correlation", "at_least_as_fast")  # of a predictor of rates
 DETAILS = ("seed", "device", "kernel", "model_revision", "model_sha256", "corpus_sha256")
 PREDICTOR_NAMES = {
     "rate_constant": "the constant 1/2",
@@ -144,13 +145,10 @@ def _rates(run: ProbeRun) -> list[Section]:
     if (correlation := skill["rank_correlation_score_std"]) is not None:
         lines.append(f"The rank correlation of rates with the score spread is {correlation:.2f}.")
     columns = ("predicted rate", "status here", "mean absolute error", "rank correlation", "heads at least as fast")
-    rows = [
-        (
-            PREDICTOR_NAMES[name], own["status"], own["mean_absolute_miss"], own["rank_correlation"],
-            f"{own['at_least_as_fast']:.0%}",
-        )
-        for name, own in ((name, predictors[name]) for name in ranked)
-    ]  # fmt: skip
+    rows = []
+    for name in ranked:
+        status, miss, rank, fast = (predictors[name][key] for key in SKILL)
+        rows.append((PREDICTOR_NAMES[name], status, miss, rank, f"{fast:.0%}"))
     table = Table("accuracy of predicted rates of the output error", columns, rows)
     lead = (
         "One point per head; theory's rates for Gaussian tokens are drawn as lines. Click a point to choose its head."

@@ -25,10 +25,11 @@ def room(memory: int | None, device: torch.device, needed: int, what: str) -> fl
     check_number("memory", memory, "a number of bytes, such as 4e9")
     used = resident(device)
     if used + needed > memory:
-        raise InputError(
-            f"the memory limit is {memory / 1e9:.3g} GB; expected at least {(used + needed) / 1e9:.3g} GB for {what} "
-            f"({used / 1e9:.3g} GB are already in use), so raise the limit, or use fewer or smaller samples"
+        given = (
+            f"the memory limit is {memory / 1e9:.3g} GB; expected at least {(used + needed) / 1e9:.3g} GB for {what}"
         )
+        in_use = f"{used / 1e9:.3g} GB are already in use"
+        raise InputError(f"{given} ({in_use}), so raise the limit, or use fewer or smaller samples")
     return memory - used - needed
 
 
