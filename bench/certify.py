@@ -7,7 +7,8 @@ CERTIFY_SECONDS stops a run in time, CERTIFY_READ_SECONDS its documents.
 
 CERTIFY_TEXTS=a.txt,b.zip are texts (a zip file of texts is one text), CERTIFY_READS=smollm2:4096:20:1:main,... models,
 contexts, documents, shares of heads measured in each and sets of rules, CERTIFY_TASKS=smollm2:4096:120,... those of
-the prompts (CERTIFY_TEXT_PROMPTS of them also go on with their text), and CERTIFY_SMOLLM2 and CERTIFY_QWEN folders of the models.
+the prompts (CERTIFY_TEXT_PROMPTS of them also go on with their text), CERTIFY_SMOLLM2 and CERTIFY_QWEN folders of the
+models.
 """
 
 from __future__ import annotations
