@@ -139,11 +139,12 @@ def rounded(values: Any) -> list[float]:
 
 def save(name: str, done: dict[str, Any]) -> None:
     """Merge the results of a part into the saved ones; other processes may do the same."""
-    with RESULT.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        before = json.loads(RESULT.read_text()).get("parts", {}) if RESULT.exists() else {}
-        device = choose_device("auto").type
-        RESULT.write_text(json.dumps({"aim": AIM, "parts": before | {name: {"device": device, **done}}}))
+    folder = os.open(RESULT.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    before = json.loads(RESULT.read_text()).get("parts", {}) if RESULT.exists() else {}
+    done = {"device": choose_device("auto").type, **done}
+    RESULT.write_text(json.dumps({"aim": AIM, "parts": before | {name: done}}))
+    os.close(folder)
 
 
 def test(text: str, model: str, window: int, count: int, queries: int, also_apart: bool) -> dict[str, Any]:
