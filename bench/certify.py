@@ -173,10 +173,10 @@ def task_rows(model: str, context: int) -> list[dict[str, Any]]:
 
 
 def run() -> dict[str, Any]:
-    for model, context, count in jobs_of("TASKS", PROMPTS):
-        answer(model, context, count)
     for model, context, count in jobs_of("READS", READS):
         measure(model, context, count)
+    for model, context, count in jobs_of("TASKS", PROMPTS):
+        answer(model, context, count)
     if "CERTIFY_PART" in os.environ:
         raise SystemExit(0)
     rows: dict[str, Any] = {}

@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,16 @@ from limitlens.models import capture, load
 BATCH, HEADS, SHARED, KEYS, WIDTH = 64, 12, 2, int(os.environ.get("CERTIFY_KEYS", "32768")), 128
 PROMISES = ((0.1, 0.1), (0.05, 0.1), (0.2, 0.05))
 SEEDS, REPEATS = 4, 30
+# Launches that are tried on the first layer: PART, SCAN, KEYS, SPLITS, warps of `draw`, and share to read everything.
+LAUNCHES = (
+    (16, 2048, 32, 4, 4, 0.6), (16, 4096, 32, 4, 8, 0.6), (16, 2048, 32, 2, 4, 0.6), (32, 2048, 32, 8, 4, 0.6),
+    (16, 4096, 64, 2, 8, 0.6), (16, 2048, 32, 4, 4, 0.2),
+)  # fmt: skip
+# Launches that are tried on the first layer: PART, SCAN, KEYS, SPLITS, warps of `draw`, and share to read everything.
+LAUNCHES = (
+    (16, 2048, 32, 4, 4, 0.6), (16, 4096, 32, 4, 8, 0.6), (16, 2048, 32, 2, 4, 0.6), (32, 2048, 32, 8, 4, 0.6),
+    (16, 4096, 64, 2, 8, 0.6), (16, 2048, 32, 4, 4, 0.2),
+)  # fmt: skip
 
 
 def milliseconds(work: Callable[[], Any], repeats: int = REPEATS) -> float:
@@ -91,7 +102,28 @@ def model_layers(folder: str) -> Iterator[tuple[int, Any, Any, Any, float]]:
         yield call.layer, call.query[0, :, -BATCH:].transpose(0, 1).contiguous(), key, value, float(call.scale)
 
 
-def measure(query: Any, key: Any, value: Any, scale: float) -> dict[str, Any]:
+def launched(part: int, scan: int, keys: int, splits: int, warps: int, much: float) -> float:
+    """Set how the kernels are launched; the share of keys from which on a query reads everything."""
+    reads.PART, reads.SCAN, reads.KEYS, reads.SPLITS = part, scan, keys, splits
+    reads.DRAW["num_warps"] = warps
+    return much
+
+
+def tuned(query: Any, key: Any, value: Any, scale: float) -> tuple[Any, ...]:
+    """The fastest of `LAUNCHES` on these tensors."""
+    packed, times = reads.PackedKeys.of(key), {}
+    for launch in LAUNCHES:
+        try:
+            much = launched(*launch)
+            work = partial(reads.attend, query, key, value, packed, PROMISES[0], scale=scale, much=much)
+            times[launch] = milliseconds(work, 10)
+            print(f"launch {launch}: {times[launch]:.3f} ms", flush=True)
+        except Exception as error:  # a launch that this GPU cannot do is left out
+            print(f"launch {launch}: {type(error).__name__} {str(error)[:400]}", flush=True)
+    return min(times, key=lambda launch: times[launch])
+
+
+def measure(much: float, query: Any, key: Any, value: Any, scale: float) -> dict[str, Any]:
     """Times, reads and coverage of one layer."""
     works = full_kernels(query, key, value, scale)
     times = {name: milliseconds(work) for name, work in works.items()}
@@ -102,7 +134,7 @@ def measure(query: Any, key: Any, value: Any, scale: float) -> dict[str, Any]:
     for promise in PROMISES:
 
         def attend(seed: int = 0, promise: Any = promise) -> Any:
-            return reads.attend(query, key, value, packed, promise, scale=scale, seed=seed)
+            return reads.attend(query, key, value, packed, promise, scale=scale, seed=seed, much=much)
 
         held, read, whole = [], [], []
         for seed in range(SEEDS):
@@ -118,10 +150,12 @@ def measure(query: Any, key: Any, value: Any, scale: float) -> dict[str, Any]:
             "whole": statistics.mean(whole), "held": statistics.mean(held),
         }  # fmt: skip
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        reads.attend(query, key, value, packed, PROMISES[0], scale=scale)
+        reads.attend(query, key, value, packed, PROMISES[0], scale=scale, much=much)
         torch.cuda.synchronize()
     named = {event.key: event.self_device_time_total / 1000 for event in profile.key_averages()}
-    row["kernels"] = {name: named[name] for name in ("predict", "read", "whole", "merge") if name in named}
+    row["kernels"] = {
+        name: named[name] for name in ("predict", "draw", "check", "read", "whole", "merge") if name in named
+    }
     return row
 
 
@@ -130,8 +164,10 @@ def run() -> dict[str, Any]:
     folder = os.environ.get("CERTIFY_QWEN", "")
     layers = model_layers(folder) if folder else random_layers()
     rows: dict[str, Any] = {}
+    launch: tuple[Any, ...] = ()
     for layer, query, key, value, scale in layers:
-        rows[str(layer)] = row = measure(query, key, value, scale)
+        launch = launch or tuned(query, key, value, scale)
+        rows[str(layer)] = row = measure(launched(*launch), query, key, value, scale)
         own = row["0.1, 0.1"]
         kernels = ", ".join(f"{name} {value:.3f}" for name, value in row["kernels"].items())
         print(

@@ -61,11 +61,13 @@ def late() -> bool:
     return seconds() > float(os.environ.get("LIMITLENS_SECONDS", "inf"))
 
 
-def open_model(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def open_model(name: str) -> LoadedModel:
+    """Model on the GPU in bfloat16, whose attention kernels are fast there, or on the CPU in float32."""
+    device = choose_device("auto")
     folder = os.environ.get("LIMITLENS_MODELS")
     there = Path(folder, name) if folder else None
     place = str(there) if there is not None and there.exists() else name
-    return load(place, device=choose_device("auto"), dtype=dtype)
+    return load(place, device=device, dtype=torch.float32 if device.type == "cpu" else torch.bfloat16)
 
 
 def halves(text: str, folder: str) -> list[str]:
@@ -92,12 +94,12 @@ def opened(loaded: LoadedModel, text: str, window: int) -> Windows:
 
 def measured(
     loaded: LoadedModel, text: str, window: int, length: int, seed: int, count: int, queries: int = 3,
-    overlap: bool = True, cut: bool = False,
+    overlap: bool = True, cut: bool = False, together: int = 1,
 ) -> dict[tuple[int, int], ContextRecord]:  # fmt: skip
-    """Contexts of a text. Unless `cut`, the pieces in which a file is read do not count as documents."""
+    """Contexts of a text. Unless `cut`, `together` neighbouring contexts count as a document, not pieces of a file."""
     began = time.perf_counter()
     windows = opened(loaded, text, window)
-    inner = length * (window - len(windows.prefix) - len(windows.suffix))
+    inner = together * length * (window - len(windows.prefix) - len(windows.suffix))
     ends = windows.ends
     if not cut:
         windows.ends = list(range(inner, windows.ends[-1] + inner, inner))
@@ -122,10 +124,12 @@ def level(records: list[ContextRecord], which: str, n: int = 0) -> tuple[np.ndar
 def compared(told: np.ndarray, bar: np.ndarray, real: np.ndarray, own: np.ndarray) -> dict[str, float]:
     """Misses of predicted errors, and how often intervals of 1.96 `bar` (with and without `own`) hold the real ones."""
     miss = np.log(told / real)
+    chance = 0.6745 * np.hypot(bar, own)  # median of |miss| if it were the standard errors alone
     return {
         "median_miss": float(np.median(np.abs(np.expm1(miss)))), "median_bias": float(np.expm1(np.median(miss))),
         "coverage": float((np.abs(miss) <= 1.96 * np.hypot(bar, own)).mean()),
         "coverage_without_error_of_measurement": float((np.abs(miss) <= 1.96 * bar).mean()),
+        "median_miss_by_stderr": float(np.median(chance)), "by_stderr_of_measurement": float(0.6745 * np.median(own)),
         "median_stderr_predicted": float(np.median(bar)), "median_stderr_measured": float(np.median(own)),
     }  # fmt: skip
 
@@ -136,17 +140,19 @@ def rounded(values: Any) -> list[float]:
 
 def test(text: str, model: str, window: int, count: int, queries: int) -> dict[str, Any]:
     """Predictions from windows of half a text against contexts of four times their length of the other half."""
-    loaded = open_model(model, torch.bfloat16 if model == "qwen" else torch.float32)
+    loaded = open_model(model)
     context, began = 4 * window, seconds()
     with tempfile.TemporaryDirectory() as folder:
         first, second = halves(text, folder)
         told = measured(loaded, first, window, 4, 1, count, queries)
         middle = seconds()
+        apart = measured(loaded, first, window, 4, 1, count, queries, False)
+        begin = seconds()
         real = measured(loaded, second, context, 1, 2, count, queries)
         end = seconds()
         pilot = predict(loaded, first, sizes=[context // 8, context // 4, context // 2, context], device="auto")
     places = list(real)
-    one, two = ([part[place] for place in places] for part in (told, real))
+    one, two, three = ([part[place] for place in places] for part in (told, real, apart))
     n = int(two[0].n[-1])
     curves = {head.place: head.curve for head in pilot.records}
     pooled = np.array([curves[place].error[-1] for place in places])
@@ -157,6 +163,7 @@ def test(text: str, model: str, window: int, count: int, queries: int) -> dict[s
         target = level(two, which)
         rows[which] = {
             "contexts": compared(*level(one, which, n), *target),
+            "apart": compared(*level(three, which, n), *target),
             "pooled": compared(pooled, spread, *target),
         }
     columns = [
@@ -168,10 +175,10 @@ def test(text: str, model: str, window: int, count: int, queries: int) -> dict[s
     ]
     return {
         "model": model, "text": text, "context": context, "window": window, "heads": len(places), "contexts": count,
-        "n": [int(part[0].n[-1]) for part in (one, two)], "errors": rows,
+        "n": [int(part[0].n[-1]) for part in (one, two)], "dtype": str(loaded.model.dtype), "errors": rows,
         "median_error": float(np.median(columns[1][0])),
         "median_distance": float(np.median([r.distance for r in two if r.distance is not None])),
-        "seconds": {"predict": middle - began, "measure": end - middle},
+        "seconds": {"predict": middle - began, "measure": end - begin},
         "columns": ["layer", "head", *(f"{name}{end}" for name in COLUMNS for end in ("", "_stderr"))],
         "by_head": [[*place, *rounded(row)] for place, row in zip(
             places, np.array([part for pair in columns for part in pair]).T, strict=True)],
@@ -179,27 +186,42 @@ def test(text: str, model: str, window: int, count: int, queries: int) -> dict[s
 
 
 def build(loaded: LoadedModel, path: str, folder: str, count: int = 32) -> dict[str, Any]:
-    """Errors of contexts of 8,192 tokens of `PIECES` sets of a text, and several predictions of them."""
+    """Errors of contexts of 8,192 tokens of `PIECES` sets of a text, and of the same contexts from windows of 2,048."""
     text = Path(path).read_text(encoding="utf-8")
     step = len(text) // PIECE // (PIECES * 20)  # 20 pieces each, spread over the whole text
-    found: dict[str, Any] = {}
-    ways = {"real": (8192, 1, True), "apart": (2048, 4, False), "overlap": (2048, 4, True)}
-    small = {"real2048": (2048, 1, True), "apart512": (512, 4, False), "overlap512": (512, 4, True)}
+    sets: list[dict[str, list[ContextRecord]]] = []
     for part in range(PIECES):
         file = Path(folder, f"build-{part}.txt")
         begins = [PIECE * step * (PIECES * i + part) for i in range(20)]
         file.write_text("".join(text[begin : begin + PIECE] for begin in begins), encoding="utf-8")
-        for name, (window, length, overlap) in ({**ways, **small} if part < 2 else ways).items():
-            if late():
-                return found
-            some = measured(loaded, str(file), window, length, 1, count if window * length > 2048 else 2 * count,
-                            1, overlap)  # fmt: skip
-            records = list(some.values())
-            found[f"{name}-{part}"] = {"n": records[0].n[-3:].tolist()} | {
-                key: [rounded(row) for row in np.array([getattr(one, key)[-3:] for one in records]).T]
-                for which in ("error", "in_use") for key in (which, f"{which}_low", f"{which}_high")
-            }  # fmt: skip
-    return found
+        if late():
+            break
+        ways = {"real": (8192, 1, True), "contexts": (2048, 4, True), "apart": (2048, 4, False)}
+        sets.append({
+            name: list(measured(loaded, str(file), window, length, 1, count, 1, overlap, together=2).values())
+            for name, (window, length, overlap) in list(ways.items())[: 3 if part < 2 else 2]
+        })  # fmt: skip
+    n = int(sets[0]["real"][0].n[-1])
+    result: dict[str, Any] = {"sets": len(sets), "contexts": count, "n": n, "same_contexts": {}, "other_contexts": {}}
+    for which in ("error", "in_use"):
+        bias: dict[str, Any] = {}
+        for name in ("contexts", "apart"):
+            found = [
+                np.log(level(one[name], which, n)[0] / level(one["real"], which)[0]) for one in sets if name in one
+            ]
+            low, median, high = np.quantile(np.concatenate(found), (0.05, 0.5, 0.95))
+            typical = np.median(np.abs(np.concatenate(found)))
+            bias[name] = {"median": median, "median_size": typical, "quantiles_5_95": [low, high]}
+        result["same_contexts"][which] = bias
+        result["other_contexts"][which] = {
+            name: {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+            for name in ("real", "contexts")
+            if (rows := [
+                compared(*level(one[name], which, n), *level(two["real"], which))
+                for one in sets for two in sets if one is not two
+            ])
+        }  # fmt: skip
+    return result
 
 
 def kinds(loaded: LoadedModel, text: str) -> dict[tuple[int, int], str]:
@@ -258,7 +280,7 @@ def long_memory(loaded: LoadedModel, text: str) -> dict[str, Any]:
 
 def heads(model: str) -> dict[str, Any]:
     """Table of heads with long memory on three texts."""
-    loaded = open_model(model, torch.bfloat16 if model == "qwen" else torch.float32)
+    loaded = open_model(model)
     texts = {
         "wikitext": str(DATA / TEXTS["wikitext"]),
         "pubmed": str(DATA / TEXTS["pubmed"]),
@@ -274,9 +296,9 @@ def built() -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "build": built,
-    "test-pubmed": partial(test, "pubmed", "smollm2", 2048, 18, 3),
+    "test-pubmed": partial(test, "pubmed", "smollm2", 2048, 19, 3),
     "test-reviews": partial(test, "reviews", "smollm2", 2048, 64, 1),
-    "test-qwen": partial(test, "reviews", "qwen", 8192, 24, 1),
+    "test-qwen": partial(test, "reviews", "qwen", 8192, 28, 1),
     **{f"heads-{model}": partial(heads, model) for model in ("minilm", "smollm2", "qwen")},
 }
 
@@ -288,7 +310,7 @@ def run() -> dict[str, Any]:
         raise SystemExit(f"LIMITLENS_PART is {part!r}; expected all or one of {', '.join(PARTS)}")
     with RESULT.with_suffix(".lock").open("w") as lock:
         for name in [name for name in PARTS if name != "build"] if part == "all" else [part]:
-            done = PARTS[name]()
+            done = {"device": choose_device("auto").type, **PARTS[name]()}
             print(
                 name, f"{seconds():.0f} s", json.dumps({k: done[k] for k in ("errors", "n") if k in done}), flush=True
             )

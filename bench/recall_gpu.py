@@ -5,7 +5,7 @@
     python -m bench.recall_gpu time CONTEXT[,CONTEXT]         seconds of each method's prefill; runs alone
     python -m bench.recall_gpu heads TOKENS                   heads that recall, and a probe of the model
     python -m bench.recall_gpu gather FILE                    everything in the folder as one JSON file
-    python -m bench.recall_gpu report FILE RESULTS            means, paired differences and shares, without a model
+    python -m bench.recall_gpu report FILE RESULTS [SECONDS]  means, paired differences and shares, without a model
 
 RECALL_SECONDS bounds each stage: what is finished by then is kept. Other variables: `OPTIONS`. Prompts come alternately
 from the texts of RECALL_TEXTS (each window of a text is used once a task), plans from RECALL_CORPUS.
@@ -54,13 +54,17 @@ OPTIONS = {
     "ROUNDS": "2",  # refits to recall, at most
     "CALIBRATION": "24",  # prompts on which recall is fitted, at most
     "METHODS": "",  # parts of names of methods; empty: all
+    "FEWER": "both,strong,kvzip,adakv,duo,streaming,only,random",  # the same on tasks but those of `MAIN`
     "FOLLOW": "1",  # also divide the keys of plans for reconstruction scores by the prompt
 }  # fmt: skip
 MEASURED = ("streaming", "snapkv", "expected", "reconstruction")  # key policies of plans
 UNIFORM = ("expected", "reconstruction", "snapkv", "streaming")
 GOALS: dict[str, Mapping[str, float] | None] = {
-    "fisher": None, "text": {"text": 1.0}, "both": {"text": 1.0, "recall": 1.0}, "recall": {"text": 0.0, "recall": 1.0},
+    "fisher": None, "text": {"text": 1.0}, "both": {"text": 1.0, "recall": 1.0},
+    "strong": {"text": 1.0, "recall": 10.0}, "recall": {"text": 0.0, "recall": 1.0},
 }  # fmt: skip
+MAIN = ("needle8", TEXT)
+ENOUGH, MOST = 0.95, 0.05  # recall as a share of the full cache's, and KL on text, of the smallest share
 SEED = 0
 SCORES = ("accuracy", "nll", "kl", "agreement")
 BEGAN = time.perf_counter()
@@ -163,9 +167,9 @@ def plans(context: int) -> dict[str, Plan]:
     """Plans of a context length by name, policy:goal:share; for longer contexts those of 4,096 too, "scaled"."""
     found = {} if context <= 4096 else {f"scaled:{name}": plan for name, plan in plans(4096).items()}
     for share in shares():
-        for path in sorted(Path(option("FOLDER")).glob(f"plan-{context}-*-{share:g}")):
+        for path in sorted(Path(option("FOLDER")).glob(f"plan-{context}-*-{share:g}.json")):
             policy, goal = path.name.split("-")[2:4]
-            plan = ll.load(path)
+            plan = ll.load(path.with_suffix(""))
             assert isinstance(plan, Plan)
             found[f"{policy}:{goal}:{share:g}"] = plan
     return found
@@ -178,7 +182,8 @@ def typical_scores(loaded: LoadedModel, made: Mapping[str, Plan], context: int) 
     """
     windows = cut_windows(loaded, unpacked(option("CORPUS")), "auto", context)
     rows = window_order(windows, SEED)[: int(option("WINDOWS").split(",")[0])]
-    made = {name: plan for name, plan in made.items() if name.startswith("reconstruction:")}
+    made = {name: plan for name, plan in made.items()
+            if name.startswith(("reconstruction:text", "reconstruction:both", "reconstruction:strong"))}  # fmt: skip
     found: dict[str, list[torch.Tensor]] = {name: [] for name in made}
     for row in rows:
         (prompt,) = prompts_of(loaded, windows, row, (TEXT,), context, SEED)
@@ -205,7 +210,7 @@ def follow(read: ReadPrompt, plan: Plan, typical: torch.Tensor) -> PolicyHook:
 
 def hooks_of(
     read: ReadPrompt, made: Mapping[str, Plan], ablated: Mapping[str, Any], typical: Mapping[str, torch.Tensor],
-    swept: bool,
+    task: str, swept: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Cuts by the name of the method and its share: plans, shared and uniform baselines, and ablations of heads.
 
@@ -218,7 +223,7 @@ def hooks_of(
         if not own or not (swept or share in wanted):
             continue
         for name, plan in own.items():
-            if share in wanted or name.startswith(("reconstruction:text", "reconstruction:both", "best:both")):
+            if share in wanted or name.startswith(("reconstruction:", "best:", "expected:text")):
                 makers[name] = partial(read.cut, plan.policies, budgets_for(plan, read.context))
             if name in typical and share in wanted:
                 makers[f"follow:{name}"] = partial(follow, read, plan, typical[name])
@@ -228,15 +233,15 @@ def hooks_of(
             makers[f"{rule}:{share:g}"] = partial(read.shared, rule, whole)
         if share in wanted and first is not None:
             makers[f"duo:{share:g}"] = partial(read.cut, "streaming", first.allocations["streaming"]["duo"])
-            for name in UNIFORM:
-                makers[f"{name}:uniform:{share:g}"] = partial(read.cut, name, first.allocations[name]["uniform"])
+        for name in UNIFORM if share in wanted else ("streaming",):
+            makers[f"{name}:uniform:{share:g}"] = partial(read.cut, name, round(share * read.context))
     for name, heads in ablated.items():
         shape = np.shape(next(iter(made.values())).budgets)
         counts = np.full(shape, read.context)
         for layer, head in heads:
             counts[layer, head] = read.context // 16
         makers[name] = partial(read.cut, "streaming", counts)
-    parts = [part for part in option("METHODS").split(",") if part]
+    parts = [part for part in option("METHODS" if task in MAIN else "FEWER").split(",") if part]
     return {name: make() for name, make in makers.items() if not parts or any(part in name for part in parts)}
 
 
@@ -245,7 +250,7 @@ def ablations(made: Mapping[str, Plan]) -> dict[str, list[tuple[int, int]]]:
     found: dict[str, list[tuple[int, int]]] = {}
     share = option("SHARES").split(",")[0]
     rng = np.random.default_rng(SEED)
-    for goal in ("both", "recall"):
+    for goal in ("both", "strong", "recall"):
         with_recall, without = (made.get(f"reconstruction:{one}:{share}") for one in (goal, "text"))
         if with_recall is None or without is None:
             continue
@@ -280,6 +285,16 @@ def jobs(tasks: Mapping[str, int], part: str) -> Iterator[tuple[int, str]]:
             yield from ((document, task) for task, count in tasks.items() if document < count)
 
 
+def scores_of(read: ReadPrompt, hooks_for: Callable[[ReadPrompt], dict[str, Any]]) -> dict[str, list[float]]:
+    """Scores of the full cache and of every cut, in the order of `SCORES`."""
+    hooks = hooks_for(read)
+    predicted = read.predict_each([None, *hooks.values()])
+    full = next(predicted)
+    found = {"full": read.prompt.score(full, full)}
+    found |= {name: read.prompt.score(one, full) for name, one in zip(hooks, predicted, strict=True)}
+    return {name: [round(values[key], 6) for key in SCORES] for name, values in found.items()}
+
+
 def ask(context: int, part: str) -> None:
     """Score the answers to one part of the prompts with every method, and keep the prompts for kvpress."""
     loaded = model()
@@ -291,6 +306,11 @@ def ask(context: int, part: str) -> None:
     rows = rows_of(loaded, context, max(tasks.values()))
     name = f"ask-{context}-{part.replace('/', '-')}.json"
     found: list[dict[str, Any]] = []
+
+    def hooks_for(document: int, task: str) -> Callable[[ReadPrompt], dict[str, Any]]:
+        swept = document < int(option("SWEPT")) and task in MAIN
+        return lambda read: hooks_of(read, made, ablated, typical, task, swept)
+
     for done, (document, task) in enumerate(jobs(tasks, part)):
         if late():
             say("out of time")
@@ -299,22 +319,21 @@ def ask(context: int, part: str) -> None:
             continue
         windows, row, text = rows[document]
         (prompt,) = prompts_of(loaded, windows, row, (task,), context, SEED + 1)
-        read = read_prompt(loaded, prompt, SEED)
-        hooks = hooks_of(read, made, ablated, typical, document < int(option("SWEPT")) and task in ("needle8", TEXT))
-        prepared = time.perf_counter()
-        predicted = read.predict_each([None, *hooks.values()])
-        full = next(predicted)
-        scores = {"full": prompt.score(full, full)}
-        scores |= {name: prompt.score(one, full) for name, one in zip(hooks, predicted, strict=True)}
-        found.append({"document": document, "text": text, "row": row, "task": task, "scores": {
-            method: [round(values[key], 6) for key in SCORES] for method, values in scores.items()}})  # fmt: skip
+        begun = time.perf_counter()
+        try:
+            scores = scores_of(read_prompt(loaded, prompt, SEED), hooks_for(document, task))
+        except RuntimeError as error:  # out of memory beside other programs: the prompt is left out
+            say(f"{document} {task} failed: {error}")
+            torch.cuda.empty_cache()
+            continue
+        found.append({"document": document, "text": text, "row": row, "task": task, "scores": scores})
         if task == "needle8" and not done:
             say(f"end of the context: {loaded.tokenizer.decode(list(prompt.context[-30:]))!r}")
             say(f"question: {loaded.tokenizer.decode(list(prompt.question))!r}")
             say(f"answer: {loaded.tokenizer.decode(list(prompt.answer))!r}")
         if done % 10 == 0:
-            say(f"{document} {task}: full {scores['full']['accuracy']}; {len(hooks)} methods, predictions took "
-                f"{time.perf_counter() - prepared:.2f} s")  # fmt: skip
+            seconds = time.perf_counter() - begun
+            say(f"{document} {task}: full {scores['full']}; {len(scores)} methods in {seconds:.2f} s")
             write(name, found)
     write(name, found)
     say(f"{len(found)} prompts")
@@ -383,13 +402,16 @@ def heads(tokens: int) -> None:
     """Compare heads that recall with all others in a probe of the model on the calibration text."""
     loaded = model()
     found = ablations(plans(4096))
-    run = ll.probe(loaded, unpacked(option("CORPUS")), tokens, seed=SEED)
+    write("heads.json", {"heads": found, "tokens": tokens})
+    run = ll.probe(loaded, unpacked(option("CORPUS")), tokens, seed=SEED, memory=20 << 30)
     say("probe")
     kv = 1 + max(record.kv_head for record in run.records)
     rows = {
         name: compared([list(head) for head in places], run, kv) for name, places in found.items() if "only" in name
     }
-    write("heads.json", {"heads": found, "probe": rows, "tokens": tokens})
+    records = [[record.layer, record.head, record.regime.value if record.regime else None, record.horizon,
+                record.score_std, record.effective_tokens[-1], record.sink_mass] for record in run.records]  # fmt: skip
+    write("heads.json", {"heads": found, "probe": rows, "tokens": tokens, "kv_heads": kv, "records": records})
     say(json.dumps(rows))
 
 
@@ -438,7 +460,45 @@ def estimate(values: Any, baseline: Any = None) -> list[float]:
     return [round(mean.value, 6), round(mean.stderr, 6)]
 
 
-def report(path: str, results: str) -> None:
+def with_kvpress(rows: Sequence[dict[str, Any]], kvpress: Mapping[str, Any]) -> None:
+    """Add the scores of kvpress's own presses to the rows of the same prompts."""
+    own = {(row["document"], row["task"]): row["scores"] for row in rows}
+    share = kvpress["options"]["SHARE"]
+    for task, methods in kvpress["scores"].items():
+        for name, scores in methods.items():
+            for document, values in zip(kvpress["documents"][task], scores, strict=False):
+                if (document, task) in own and np.isfinite(values).all():
+                    own[document, task][f"{name}:{share}"] = values
+
+
+def by_share(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Accuracy on needle8 beside that of the full cache, and KL on text, by method and share, on the same prompts.
+
+    The smallest share of a method is the first from which on recall is at least `ENOUGH` and KL at most `MOST`.
+    """
+    swept = {task: [row["scores"] for row in rows if row["task"] == task and row["document"] < int(option("SWEPT"))]
+             for task in MAIN}  # fmt: skip
+    found: dict[str, Any] = {}
+    for name in swept["needle8"][0] if swept["needle8"] and swept[TEXT] else ():
+        method, _, share = name.rpartition(":")
+        if not method or any(name not in row for part in swept.values() for row in part):
+            continue
+        right = np.array([[row[name][0], row["full"][0]] for row in swept["needle8"]])
+        row = {"accuracy": estimate(right[:, 0]), "accuracy_minus_full": estimate(right[:, 0], right[:, 1]),
+               "of_full": round(right[:, 0].mean() / max(right[:, 1].mean(), 1e-9), 4),
+               "needle8_kl": estimate(np.array([row[name][2] for row in swept["needle8"]])),
+               "text_kl": estimate(np.array([row[name][2] for row in swept[TEXT]]))}  # fmt: skip
+        found.setdefault(method, {"full": round(right[:, 1].mean(), 4), "shares": {}})["shares"][share] = row
+    for method in found.values():
+        shares = sorted(method["shares"], key=float, reverse=True)
+        enough = [share for share in shares if method["shares"][share]["of_full"] >= ENOUGH
+                  and method["shares"][share]["text_kl"][0] <= MOST]  # fmt: skip
+        first = next((k for k, share in enumerate(shares) if share not in enough), len(shares))
+        method["smallest"] = float(shares[first - 1]) if first else None
+    return found
+
+
+def report(path: str, results: str, *timed: str) -> None:
     """Summaries of the gathered scores by context, all texts together and each by itself."""
     parts = json.loads(Path(path).read_text())
     found: dict[str, Any] = {"command": "python -m bench.recall_gpu", "options": parts.pop("options")}
@@ -447,13 +507,17 @@ def report(path: str, results: str) -> None:
         if name.startswith("ask-"):
             rows.setdefault(name.split("-")[1], []).extend(part)
     for context, own in rows.items():
+        own.sort(key=lambda row: (row["document"], row["task"]))
+        if context == "4096" and "kvpress.json" in parts:
+            with_kvpress(own, parts["kvpress.json"])
         texts = dict.fromkeys(row["text"] for row in own)
-        by_text = {text: summary([row for row in own if row["text"] == text]) for text in texts}
-        found[context] = {"tasks": summary(own), "by_text": by_text}
+        by_text = {text: summary([row for row in own if row["text"] == text and row["task"] in MAIN]) for text in texts}
+        found[context] = {"tasks": summary(own), "by_share": by_share(own), "by_text": by_text}
     found["plans"] = [part for name, part in parts.items() if name.startswith("plan-")]
-    found |= {
-        name.removesuffix(".json"): part for name, part in parts.items() if not name.startswith(("ask-", "plan-"))
-    }
+    if "heads.json" in parts:
+        found["heads"] = {key: value for key, value in parts["heads.json"].items() if key != "records"}
+    for other in timed:
+        found["seconds"] = json.loads(Path(other).read_text())
     Path(results).write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -45,6 +45,7 @@ FOLDER = Path(os.environ.get("PLANS", "runs/shrink"))
 SHARE = 0.25
 NEW = 16  # new tokens of a prompt
 ROUNDS = 2
+STARTED = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ def texts(loaded: LoadedModel, plan: Plan, length: int, count: int) -> list[Tens
     return [next(windows.batches(1, [index])).to(loaded.model.device) for index in order[:count]]
 
 
+def late() -> bool:
+    """Whether the time SECONDS is over, if it is given: then parts end with what they have."""
+    return time.perf_counter() - STARTED > float(os.environ.get("SECONDS", "inf"))
+
+
 def hook_of(loaded: LoadedModel, plan: Plan, length: int) -> PolicyHook:
     """The plan's eviction as a mask, at another prompt length than its own."""
     return PolicyHook(plan.policies, budgets_for(plan, length), length, plan.seed, kv_shape(loaded.model))
@@ -101,6 +107,8 @@ def equal(loaded: LoadedModel, given: Setting = CPU) -> dict[str, Any]:
     same, apart, other = 0, [], 0
     kept = sum(map(sum, budgets_for(plan, given.text))) / (given.text * sum(map(len, plan.budgets)))
     for row in texts(loaded, plan, given.text, given.prompts):
+        if late():
+            break
         ids = row[:, : given.text]
         with torch.inference_mode():
             full = generated(ids)
@@ -236,6 +244,8 @@ def lengths(loaded: LoadedModel, given: Setting = CPU) -> dict[str, Any]:
     plans = {context: planned(loaded, context, given) for context in (given.short, prompt)}
     model, rows = loaded.model, []
     for ids in texts(loaded, plans[prompt], prompt, given.documents):
+        if late():
+            break
         hooks = {context: hook_of(loaded, plan, prompt) for context, plan in plans.items()}
         with torch.inference_mode():
             with capture(model, lambda call, hooks=hooks: [hook(call) for hook in hooks.values()] and None):

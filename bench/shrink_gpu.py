@@ -206,13 +206,11 @@ def row(loaded: LoadedModel, plan: Plan, batch: int, length: int, kind: str) -> 
         sum(part) * size for part, size in zip(budgets_for(plan, length), plan.entry_bytes, strict=True)
     )
     block: Any = ll.apply(loaded, plan, prefill_batch=GROUP, force=True) if kind == "compressed" else nullcontext()
-    with torch.inference_mode(), freed() as before, block as applied:
+    with torch.inference_mode(), freed() as before, block:
         began = now()
         out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
         found["prefill_seconds"], found["prompts_read"] = now() - began, read
         found["prefill_peak_bytes"] = torch.cuda.max_memory_allocated() - before
-        if applied is not None:
-            found["eviction_of_prefill"] = applied.seconds / found["prefill_seconds"]
         cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
         del out
         if batch > read:
@@ -265,6 +263,22 @@ def fitting(loaded: LoadedModel, plan: Plan, length: int, kind: str, start: int,
     return {"sequences": 0, "too_many": failed}
 
 
+def prefill(loaded: LoadedModel, plan: Plan, length: int, rounds: int = 4) -> dict[str, float]:
+    """Seconds to read a prompt without and with eviction, in alternating rounds after a warm-up."""
+    ids, rows = prompts(loaded, 1, length), []
+    for _ in range(rounds + 1):
+        taken = []
+        for block in (nullcontext(), ll.apply(loaded, plan, force=True)):
+            with torch.inference_mode(), block as applied:
+                began = now()
+                loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1)
+                taken.append(now() - began)
+        rows.append((*taken, applied.seconds))
+    full, compressed, evicting = (statistics.median(column) for column in zip(*rows[1:], strict=True))
+    return {"length": length, "full_seconds": full, "compressed_seconds": compressed, "eviction_seconds": evicting,
+            "eviction_of_prefill": evicting / full, "added_to_prefill": compressed / full - 1}  # fmt: skip
+
+
 def second_pass(loaded: LoadedModel, length: int) -> dict[str, float]:
     """Seconds to read a prompt, and to let the model repeat it for the policy `reconstruction`."""
     ids, model = prompts(loaded, 1, length), loaded.model
@@ -310,7 +324,7 @@ def measure(
     found: dict[str, Any] = {
         "model": model, "device": torch.cuda.get_device_name(), "torch": torch.__version__, "length": length,
         "share": plan.total.share, "command": "python -m bench.shrink_gpu MODEL PLAN " + " ".join(sys.argv[3:]),
-        "attention": [], "rows": [], "second_pass": [], "left_out": [],
+        "attention": [], "prefill": [], "rows": [], "second_pass": [], "left_out": [],
     }  # fmt: skip
 
     def part(name: str, work: Callable[[], Any], into: str | None = None) -> None:
@@ -338,7 +352,7 @@ def measure(
             // plan.context
         )
         full = fitting(loaded, plan, length, "full", int(free / one))
-        small = fitting(loaded, plan, length, "compressed", int(free / one / plan.total.share * 0.97))
+        small = fitting(loaded, plan, length, "compressed", int(free / one / plan.total.share * 0.96))
         return {"full": full, "compressed": small, "times": small["sequences"] / max(full["sequences"], 1)}
 
     row(loaded, plan, 1, min(length, 2048), "compressed")  # compiles the programs
@@ -346,6 +360,8 @@ def measure(
     for batch in batches:
         counts = layer_counts(plan, length)
         part(f"attention {batch}", lambda b=batch, c=counts: attention(heads, groups, width, length, b, c), "attention")
+    for n in (SHORT, length):
+        part(f"prefill {n}", lambda n=n: prefill(loaded, plan, n), "prefill")
     for batch in batches:
         part(f"batch {batch}", lambda b=batch: both(b), "rows")
     part("fit", fit)
@@ -353,6 +369,7 @@ def measure(
         part(f"second pass {n}", lambda n=n: second_pass(loaded, n), "second_pass")
     if "KVPRESS" in os.environ:
         loaded.model.to("cpu")  # leaves the memory to the other process
+        torch.cuda.empty_cache()
         part("kvpress", lambda: kvpress(model, length, ",".join(map(str, batches))))
     return found
 

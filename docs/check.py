@@ -28,6 +28,7 @@ OLD = {
     "oracle_topk": "top",
 }
 ALLOCATIONS = ("uniform", "equal error", "least cost")
+OPTIONS = ("model", "corpus", "tokens", "sizes", "replicates", "documents")  # of `limitlens reproduce`
 POLICIES = 9  # policies of the tables, the oracle included
 
 
@@ -93,7 +94,8 @@ def claim_rows() -> list[str]:
             continue
         ran = replace(about, full={**about.full, **result["parameters"]})
         setting, name = f"{ran.model}; {ran.size}", result["name"]
-        given = [f" --{key} {ran.full[key]}" for key in ("model", "corpus") if ran.full.get(key) != about.full.get(key)]
+        changed = [key for key in OPTIONS if ran.full.get(key) != about.full.get(key)]
+        given = [f" --{key} {ran.full[key]}" for key in changed]
         command = f"`limitlens reproduce {name}{''.join(given)}`"
         for key, number in result["numbers"].items():
             claim = about.claims[key]
@@ -207,12 +209,61 @@ def recall_rows(name: str) -> list[str]:
     return rows
 
 
+QWEN = {
+    "full": "whole cache",
+    "best:both": "plan for text and recall, best policy of each head",
+    "best:strong": "the same, recall weighted tenfold",
+    "best:text": "plan for text, best policy of each head",
+    "reconstruction:both": "plan for text and recall, `reconstruction`",
+    "reconstruction:strong": "the same, recall weighted tenfold",
+    "reconstruction:text": "plan for text, `reconstruction`",
+    "reconstruction:fisher": "plan for text (Fisher), `reconstruction`",
+    "follow:reconstruction:both": "plan for text and recall, `reconstruction`, divided by the prompt",
+    "expected:both": "plan for text and recall, `expected` (no second pass)",
+    "expected:strong": "the same, recall weighted tenfold",
+    "expected:text": "plan for text, `expected`",
+    "scaled:best:both": "shares of the plan for 4,096, best policy of each head",
+    "scaled:best:strong": "the same, recall weighted tenfold",
+    "scaled:reconstruction:both": "shares of the plan for 4,096, `reconstruction`",
+    "scaled:reconstruction:strong": "the same, recall weighted tenfold",
+    "scaled:expected:both": "shares of the plan for 4,096, `expected`",
+    "kvzip": "`kvzip`: one threshold for all heads",
+    "duo": "`duo`: whole heads and windows",
+    "adakv": "`adakv`: `snapkv` scores shared in the layer",
+    "reconstruction:uniform": "`reconstruction`, equal budgets",
+    "expected:uniform": "`expected`, equal budgets",
+    "snapkv:uniform": "`snapkv`, equal budgets",
+    "streaming:uniform": "`streaming`, equal budgets",
+}
+QWEN_TASKS = {"4096": ("needle8", "needle1", "hop", "repeat", "words"), "16384": ("needle8", "needle1", "hop")}
+
+
+def qwen_rows(context: str, share: str) -> list[str]:
+    """Rows of a table of docs/results/recall.md on qwen: KL on text, accuracy and KL on needle8, other accuracies."""
+    tasks = json.loads((ROOT / "bench/results/recall-qwen.json").read_text())[context]["tasks"]
+    rows = []
+    for key, label in QWEN.items():
+        name = key if key == "full" else f"{key}:{share}"
+        if name not in tasks["text"]["methods"]:
+            continue
+        cells = ["{:.4f} ± {:.4f}".format(*tasks["text"]["methods"][name]["kl"])]
+        for task in QWEN_TASKS[context]:
+            found = tasks.get(task, {"methods": {}})["methods"].get(name)
+            kl = "" if task != "needle8" or found is None else " ({:.3f} ± {:.3f})".format(*found["kl"])
+            cells.append("–" if found is None else "{:.3f} ± {:.3f}".format(*found["accuracy"]) + kl)
+        rows.append(f"| {label} | {' | '.join(cells)} |")
+    return rows
+
+
 def check_recall_tables() -> None:
-    """The tables of docs/results/recall.md, one for each share of the cache."""
+    """The tables of docs/results/recall.md, one for each model, context and share of the cache."""
     text = (ROOT / "docs/results/recall.md").read_text()
     for name, share in (("recall", "25"), ("recall-0.5", "50"), ("recall-0.125", "12.5")):
-        (rows,) = table(text, rf"{re.escape(share)}% of 512 tokens ")
-        expect(rows.splitlines(), recall_rows(name), f"the table of {share}% in docs/results/recall.md")
+        for rows in table(text, rf"{re.escape(share)}% of 512 tokens "):
+            expect(rows.splitlines(), recall_rows(name), f"the table of {share}% in docs/results/recall.md")
+    for context, share in (("4096", "0.25"), ("4096", "0.125"), ("16384", "0.25")):
+        for rows in table(text, rf"{100 * float(share):g}% of {int(context):,} tokens "):
+            expect(rows.splitlines(), qwen_rows(context, share), f"the table of {context} in docs/results/recall.md")
 
 
 def check_test_names() -> None:
@@ -227,7 +278,8 @@ if __name__ == "__main__":
         print("\n".join(certify_rows()))
         sys.exit()
     if sys.argv[1:2] == ["rows"]:
-        print("\n".join(recall_rows(sys.argv[2]) if sys.argv[2:] else claim_rows()))
+        given = sys.argv[2:]
+        print("\n".join(qwen_rows(*given) if len(given) == 2 else recall_rows(*given) if given else claim_rows()))
         sys.exit()
     check_cache_tables()
     check_claims()

@@ -123,27 +123,28 @@ def control() -> Figure:
 
 
 def recall() -> Figure:
-    """Recall of one planted number, and KL on text, against the share of the cache, from bench/results/recall*.json."""
-    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("recall*.json"))]
-    found.sort(key=lambda one: float(one["options"]["SHARE"]))
-    shares = [100 * float(one["options"]["SHARE"]) for one in found]
-    rows = [("reconstruction:text", RED, "limitlens plan"), ("kvzip", BLUE, "KVzip's rule")]
-    rows += [("adakv", ORANGE, "AdaKV's rule, SnapKV's scores"), ("streaming, uniform", GREY, "StreamingLLM's rule")]
+    """Recall of one of eight planted numbers, and KL on text, against the share of the cache: qwen, 4,096 tokens."""
+    found = json.loads((RESULTS / "recall-qwen.json").read_text())["4096"]
+    rows = [("best:both", RED, "limitlens plan"), ("kvzip", BLUE, "KVzip's rule")]
+    rows += [("adakv", ORANGE, "AdaKV's rule, SnapKV's scores"), ("streaming:uniform", GREY, "StreamingLLM's rule")]
     figure = Figure(figsize=(7.6, 3.2), layout="constrained")
-    for axes, task, number, label in zip(
-        figure.subplots(1, 2), ("needle1", "text"), ("accuracy", "kl"),
-        ("share of planted numbers found", "KL on text, nats a token"), strict=True,
+    for axes, number, label in zip(
+        figure.subplots(1, 2), ("accuracy", "text_kl"), ("share of planted numbers found", "KL on text, nats a token"),
+        strict=True,
     ):  # fmt: skip
         for row, colour, name in rows:
-            values = np.array([one["tasks"][task]["methods"][row][number] for one in found])
-            axes.errorbar(shares, values[:, 0], values[:, 1], fmt="o-", color=colour, label=name, linewidth=1)
+            by_share = found["by_share"][row]["shares"]
+            shares = sorted(by_share, key=float)
+            values = np.array([by_share[share][number] for share in shares])
+            percent = [100 * float(share) for share in shares]
+            axes.errorbar(percent, values[:, 0], values[:, 1], fmt="o-", color=colour, label=name, linewidth=1)
         axes.set(xscale="log", xlabel="share of the KV cache, %", ylabel=label)
-        axes.set_xticks(shares, [f"{share:g}" for share in shares])
+        axes.set_xticks(percent, [f"{share:g}" for share in percent])
         axes.minorticks_off()
         if number == "accuracy":
-            full = found[0]["tasks"][task]["methods"]["full"][number][0]
+            full = found["by_share"]["kvzip"]["full"]
             axes.axhline(full, color=GREEN, linestyle="--", linewidth=0.8, label="whole cache")
-            axes.set_ylim(0, 1.02)
+            axes.set_ylim(-0.02, 1.02)
             legend = axes.get_legend_handles_labels()
         else:
             axes.set_yscale("log")

@@ -7,8 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from limitlens.attention.certified import RULES, SINKS, WINDOW, ReadRule, predicted_scores, quantised, read_keys
+from limitlens.attention.certified import (
+    RULES,
+    SINKS,
+    WINDOW,
+    ReadRule,
+    _interpolated,
+    predicted_scores,
+    quantiles,
+    quantised,
+    read_keys,
+)
 from limitlens.attention.subset import attend_subset
+from limitlens.theory.certificates import error_quantile
 
 PROMISE = (0.1, 0.1)
 
@@ -106,3 +117,11 @@ def test_hidden_keys_are_never_read_and_learned_sinks_count() -> None:
     assert mask[:, 400 - WINDOW : 400].all()
     sunk, _ = read_keys(*arguments, PROMISE, uniform, torch.full((8,), 20.0))
     assert sunk.sum() >= mask.sum()
+
+
+@pytest.mark.parametrize(("f", "nu"), [(1.0, 1.0), (3.3, 7.7), (40.0, 300.0), (128.0, 1e6)])
+def test_quantiles_are_interpolated_to_a_percent(f: float, nu: float) -> None:
+    planned, checked = quantiles(0.1, torch.device("cpu"))
+    for table, exact in ((planned, error_quantile(1, 1 / f, 0.1)), (checked, error_quantile(1, 1 / f, 0.05, nu))):
+        found = _interpolated(table, torch.tensor(f), torch.tensor(nu))
+        assert float(found) == pytest.approx(float(exact), rel=0.01)

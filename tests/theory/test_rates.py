@@ -102,6 +102,21 @@ def test_a_variance_proxy_bounds_the_cumulants_everywhere(name):
     assert np.allclose(S, law.covariance) == (name in ("gaussian", "sphere", "ball", "cube"))
 
 
+def test_sharp_rates_of_a_mixture_are_those_of_its_components():
+    law, A = GaussianMixture([0.5, 0.5], [[-3.0], [3.0]], 1.0), [[0.3]]
+    document = summary(law, A, 10_000).document()
+    assert document["theory"]["horizon"] == pytest.approx(3.0)
+    assert document["rates"]["rate_rms_output"]["predicted"] == 0.5  # by the covariance it would be 0.05
+    tilts = np.linspace(-50, 50, 101)[:, None]
+    spread = law.K(2 * tilts) - 2 * law.K(tilts)  # logarithm of n times the variance; means change it by at most ln 4
+    assert (np.abs(spread - tilts[:, 0] ** 2) <= np.log(4) + 1e-9).all()
+    wide = GaussianMixture([0.9, 0.1], [[0.0], [1.0]], [1.0, 4.0])
+    assert rates.tail_horizon(wide, A) == pytest.approx(1.2)  # keys and queries of the wide component
+    assert rates.tail_horizon(LAWS["gaussian"], np.eye(2)) == pytest.approx(
+        reach(LAWS["gaussian"].covariance, np.eye(2)).horizon
+    )
+
+
 def test_nothing_is_proved_of_a_law_of_which_only_the_covariance_is_known():
     class Laplace:
         dim = 1

@@ -10,7 +10,9 @@ ones. A sample that its own estimated error does not pass is enlarged. Accurate 
 sampled keys estimate the variance well; uniform samples miss the few keys that make it large.
 """
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -27,6 +29,8 @@ UNSURE = 8  # sampled keys with π < 1 that a check needs, because the variance 
 GROWTH = (1.15, 3.0)  # least and largest factor by which a sample grows if its check fails
 STAGES = 8  # samples that a query may check before it reads everything
 AT_ONCE = (1 << 24, 1 << 28)  # numbers of sampled values held at once, on a CPU and on another device
+DIRECTIONS, DEGREES = 32, 96  # rows and columns of a table of quantiles
+FREEDOM, DEGREE = math.log(512) / (DIRECTIONS - 1), math.log(1e6) / (DEGREES - 1)  # its steps in log f and log ν
 MUCH = 0.6  # share of the keys from which on a query reads everything
 
 
@@ -78,7 +82,7 @@ def _grouped(key: Tensor, size: int) -> Tensor:
     """Keys (..., n, k) in groups (..., groups, size, k); the last group is filled with copies of the last key."""
     *front, count, dim = key.shape
     filled = torch.cat([key, key[..., -1:, :].expand(*front, -count % size, dim)], -2)
-    return filled.reshape(*front, -1, size, dim)
+    return filled.reshape(*front, -(-count // size), size, dim)
 
 
 def quantised(key: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -89,6 +93,25 @@ def quantised(key: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     rounded = ((groups - low) / step).round() * step + low
     rounded, step = (part.expand_as(groups).flatten(-3, -2)[..., : key.shape[-2], :] for part in (rounded, step))
     return rounded, step
+
+
+@lru_cache
+def quantiles(delta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Logarithms of quantiles of |Γ̂ − Γ|²/Σλ by log f and log ν: to size a sample (δ), and to check it (δ/2)."""
+    f, nu = np.exp(FREEDOM * np.arange(DIRECTIONS))[:, None], np.exp(DEGREE * np.arange(DEGREES))
+    found = error_quantile(1.0, 1 / f + 0 * nu, delta), error_quantile(1.0, 1 / f, delta / 2, nu)
+    planned, checked = (torch.from_numpy(np.log(part)).float().to(device) for part in found)
+    return planned, checked
+
+
+def _interpolated(table: Tensor, freedom: Tensor, degrees: Tensor) -> Tensor:
+    """Quantiles of a table at effective directions f and degrees of freedom ν."""
+    x = (freedom.clamp_min(1).log() / FREEDOM).clamp_max(DIRECTIONS - 1.001)
+    y = (degrees.clamp_min(1).log() / DEGREE).clamp_max(DEGREES - 1.001)
+    i, k = x.long(), y.long()
+    x, y = x - i, y - k
+    first, second = (table[i + step, k] * (1 - y) + table[i + step, k + 1] * y for step in (0, 1))
+    return (first * (1 - x) + second * x).exp()
 
 
 def predicted_scores(rule: ReadRule, query: Tensor, key: Tensor) -> Tensor:
@@ -234,20 +257,26 @@ class _Sample:
         limit = torch.ones_like(norm) if size in ("denominator", "both") else (norm - trace).clamp_min(0.1 * norm)
         limit = error**2 * limit  # |Γ̂|² is larger than |Γ|² by the trace, on average
         if size in ("denominator", "both", "trace"):
-            factor = checked = error_quantile(1.0, 1.0, delta)
+            factor = checked = torch.as_tensor(error_quantile(1.0, 1.0, delta)).to(trace)
         else:
             root = influence * torch.where(self.valid, missing / self.chance, 0).sqrt()[..., None]
-            sums = trace, (root.mT @ root).square().sum((-1, -2)), ((1 - self.chance) * terms.square()).sum(-1)
-            parts = torch.stack(sums).double().cpu().numpy()
-            total, square, spread = np.maximum(parts, np.array([[1e-200], [0], [np.finfo(float).tiny]]))
-            factor = checked = error_quantile(total, square, delta) / total
+            square = (root.mT @ root).double().square().sum((-1, -2))
+            freedom = trace.double().square() / square.clamp_min(1e-300)
+            spread = ((1 - self.chance) * terms.square()).double().sum(-1)
+            degrees = 2 * trace.double().square() / spread.clamp_min(1e-300)
+            planned, table = quantiles(delta, trace.device)
+            factor = checked = _interpolated(planned, freedom, degrees).to(trace)
             if size == "checked":
                 # Half of δ, because a sample that underestimates its own variance is the one that passes the check.
-                checked = error_quantile(total, square, delta / 2, 2 * total**2 / spread) / total
-        held = self.sure & (norm > 0) & (trace * torch.as_tensor(checked).to(trace) <= limit)
-        limit = limit / torch.as_tensor(factor).to(limit)
-        low, high = self.level.log(), self.level.log() + 12
-        for _ in range(14):
+                checked = _interpolated(table, freedom, degrees).to(trace)
+        held = self.sure & (norm > 0) & (trace * checked <= limit)
+        if size == "checked" and bool(held.all()):
+            return held, self.level
+        limit = limit / factor
+        # The next level is found to 3%; a sample whose size is not checked is drawn once and to 0.1%.
+        least, most = (0.0, 12.0) if size != "checked" else (math.log(GROWTH[0]), math.log(GROWTH[1]))
+        low, high = self.level.log() + least, self.level.log() + most
+        for _ in range(14 if size != "checked" else 5):
             middle = (low + high) / 2
             later = (middle.exp()[:, None] * self.share).clamp(1e-30, 1)
             enough = (base * (1 / later - 1)).sum(-1) <= limit

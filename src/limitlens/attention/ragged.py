@@ -41,7 +41,7 @@ class RaggedRows:
         self.starts = starts
         bounds = [r for r in range(1, len(self.kept)) if self.kept[r] != self.kept[r - 1]]
         self.runs = list(zip([0, *bounds], [*bounds, len(self.kept)], strict=True))
-        self.start, self.count = torch.tensor([starts[:-1], self.kept]).to(self.key.device)
+        self.start, self.count = torch.tensor([starts[:-1], self.kept]).to(self.key.device, non_blocking=True)
         self.parts: dict[int, cuda.Parts] = {}  # by their size, for the CUDA programs
 
     @property

@@ -154,7 +154,7 @@ def fisher_costs(loaded: LoadedModel, windows: Windows, indices: Sequence[int], 
     it assumes errors of random direction. The tokens after `context` in the windows `indices` are predicted. The
     layers are those of `measure_cut`.
     """
-    model, generator = loaded.model, torch.Generator().manual_seed(seed)
+    model, generator = loaded.model, torch.Generator(loaded.model.device).manual_seed(seed)
     total: Array | None = None
     for row in indices:
         (ids,) = windows.batches(1, [row])
@@ -174,8 +174,8 @@ def fisher_costs(loaded: LoadedModel, windows: Windows, indices: Sequence[int], 
         with torch.enable_grad(), hook_attention(model, watch):
             logits = model(input_ids=ids[:, context:], past_key_values=cache).logits[0]
         log_p = logits.float().log_softmax(-1)
-        sampled = torch.multinomial(log_p.detach().exp().cpu(), SAMPLES, replacement=True, generator=generator)
-        for sample in sampled.T.to(model.device):
+        sampled = torch.multinomial(log_p.detach().exp(), SAMPLES, replacement=True, generator=generator)
+        for sample in sampled.T:
             likelihood = log_p.gather(-1, sample[:, None]).sum()
             slopes = torch.autograd.grad(likelihood, outputs, retain_graph=True)
             squares = torch.stack([slope[0].square().mean(-1).mean(0) / 2 for slope in slopes]).cpu().double().numpy()

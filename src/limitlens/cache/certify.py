@@ -8,14 +8,16 @@ For one query after a context, the sampler of every rule draws its keys many tim
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import bdtr
 from scipy.stats import rankdata
 
-from limitlens.attention.certified import FEWEST, FIRST, RULES, SINKS, WINDOW, ReadRule, read_keys
+from limitlens.attention.certified import AT_ONCE, FEWEST, FIRST, RULES, SINKS, WINDOW, ReadRule, read_keys
 from limitlens.attention.kernels import choose_device
 from limitlens.attention.subset import attend_subset
 from limitlens.cache.certify_result import Certification, HeadReads, RuleReads, TaskScores
@@ -106,21 +108,33 @@ def measure_reads(
     stack: Any = loaded.model.base_model
 
     def document(k: int) -> dict[str, Any]:
-        rows: dict[str, list[Any]] = {"reads": [], "shared": [], "known": [], "layers": []}
+        rows: list[tuple[Array, Array, Array]] = []
+        waiting: list[_Queries] = []
+        layers: list[int] = []
         (ids,) = windows.batches(1, [order[k]])
 
         def take(call: Captured) -> None:
             if not call.slides(context):
-                parts = _layer_reads(call, context, jobs, draws, round(1 / heads), k, [seed, int(order[k]), call.layer])
-                for row, part in zip(rows.values(), (*parts, call.layer), strict=True):
-                    row.append(part)
+                entropy, every = [seed, int(order[k]), call.layer], round(1 / heads)
+                waiting.append(_Queries.of(call, context, [RULES[name] for _, name in jobs], draws, every, k, entropy))
+                layers.append(call.layer)
+                numbers = sum(one.uniform.numel() for one in waiting)
+                if numbers > AT_ONCE[call.key.device.type != "cpu"] // 2:
+                    finish()
+
+        def finish() -> None:
+            rows.extend(_reads(waiting, jobs, draws))
+            waiting.clear()
 
         with torch.inference_mode(), capture(stack, take) as run_until_last_attention:
             run_until_last_attention(input_ids=ids.to(loaded.model.device), use_cache=False)
-        if not rows["layers"]:
+        if not layers:
             given = f"every layer of {loaded.name} has a sliding window shorter than the context of {context:,} tokens"
             raise InputError(f"{given}; expected a layer that caches all of it, so use a shorter context")
-        return {name: np.stack(row) for name, row in rows.items()}
+        with torch.inference_mode():
+            finish()
+        found = dict(zip(("reads", "shared", "known"), map(np.stack, zip(*rows, strict=True)), strict=True))
+        return found | {"layers": np.array(layers)}
 
     job: dict[str, Any] = {"job": "certify", "weights": loaded.digest, "text": windows.sha256, "windows": list(order)}
     job |= {"context": context, "jobs": list(jobs), "draws": draws, "heads": heads, "seed": seed}
@@ -128,55 +142,64 @@ def measure_reads(
     return (checkpoint or Checkpoint()).each(job, len(order), document, **options)
 
 
-def _layer_reads(
-    call: Captured, context: int, jobs: Sequence[tuple[Promise, str]], draws: int, every: int, turn: int,
-    entropy: list[int],
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Arrays of `measure_reads` for one layer and document."""
-    (count, total), kv_heads, device = call.query.shape[1:3], call.key.shape[1], call.key.device
-    found, known = np.full((len(jobs), count, len(NUMBERS)), np.nan), np.full((count, len(KNOWN)), np.nan)
-    shared = np.full((len(jobs), kv_heads), np.nan)
-    drawn = np.random.default_rng(entropy).integers(context, total, kv_heads)  # position of the query of each head
-    chosen = [kv for kv in range(kv_heads) if (call.layer * kv_heads + kv + turn) % every == 0]
-    if not chosen:
-        return found, shared, known
-    groups = count // kv_heads
-    heads = torch.tensor([kv * groups + group for kv in chosen for group in range(groups)], device=device)
-    places = torch.from_numpy(drawn[chosen].repeat(groups)[:, None]).to(device)
-    some = torch.linspace(context, total - 1, QUERIES, device=device).long().expand(len(heads), -1)
-    scores, value, seen, sinks = head_rows(call, 0, heads, torch.cat([some, places], 1))
-    _, outputs = attend_subset(scores, value, mask=seen, sinks=sinks)
-    rms, full = outputs[:, :-1].square().sum(-1).mean(-1).sqrt(), outputs[:, -1]
-    scores, seen = scores[:, -1:], seen[:, -1:]
-    number = seen.sum(-1)  # (h, 1) visible keys
-    uniform = torch.stack([torch.rand(draws, total, generator=generator_for(*entropy, kv)) for kv in chosen]).to(device)
-    uniform = uniform.repeat_interleave(groups, 0)  # the same for all heads that share keys
-    known[heads.cpu()] = [_known(scores[i, 0], seen[i, 0], value[i], full[i]) for i in range(len(heads))]
+@dataclass(frozen=True, eq=False)
+class _Queries:
+    """One query of each measured head of a layer, and predicted scores; heads that share keys are adjacent."""
 
-    def of(rows: torch.Tensor) -> torch.Tensor:  # the same for every draw
-        return rows.expand(-1, draws, *rows.shape[2:]).flatten(0, 1)
+    shape: tuple[int, int]  # numbers of query heads and key/value heads of the layer
+    heads: NDArray[np.int64]
+    scores: torch.Tensor  # (h, 1, n)
+    value: torch.Tensor  # (h, n, v)
+    seen: torch.Tensor
+    sinks: torch.Tensor | None  # (h, 1)
+    full: torch.Tensor  # (h, v): outputs with all keys
+    rms: torch.Tensor  # (h,): root mean square outputs
+    uniform: torch.Tensor  # (h, draws, n)
+    predicted: dict[tuple[str, bool], torch.Tensor]  # (h, 1, n) by predictor, and whether they are upper bounds
 
-    predictions: dict[tuple[str, bool], torch.Tensor] = {}
-    own, visible = of(scores), of(seen)
-    sunk = None if sinks is None else of(sinks[:, -1:])
-    for j, (promise, name) in enumerate(jobs):
-        rule = RULES[name]
-        kind = (rule.predictor, rule.size == "proved")
-        if kind not in predictions:
-            predictions[kind] = _predictions(call, heads, places, rule)
-        predicted = of(predictions[kind])
-        mask, weights = read_keys(rule, own, predicted, value, visible, promise, uniform.flatten(0, 1), sunk)
-        mask, weights = (part.view(-1, draws, total) for part in (mask, weights))
-        _, output = attend_subset(scores, value, mask=mask, log_weights=weights, sinks=sinks if sinks is None else
-                                  sinks[:, -1:].expand(-1, draws))  # fmt: skip
-        wrong, read = (output - full[:, None]).norm(dim=-1), mask.sum(-1)
-        whole = read == number
-        numbers = (read / number, whole | (wrong <= promise[0] * full.norm(dim=-1, keepdim=True)),
-                   whole | (wrong <= promise[0] * rms[:, None]), whole)  # fmt: skip
-        found[j, heads.cpu()] = torch.stack([part.float().mean(-1) for part in numbers], -1).cpu().numpy()
-        together = mask.view(-1, groups, draws, total).any(1).sum((-1, -2))
-        shared[j, chosen] = (together / (draws * number[::groups, 0])).cpu().numpy()
-    return found, shared, known
+    @classmethod
+    def of(
+        cls, call: Captured, context: int, rules: Sequence[ReadRule], draws: int, every: int, turn: int,
+        entropy: list[int],
+    ) -> _Queries:  # fmt: skip
+        """Draw one query for each key/value head of a layer whose turn it is."""
+        (count, total), kv_heads, device = call.query.shape[1:3], call.key.shape[1], call.key.device
+        drawn = np.random.default_rng(entropy).integers(context, total, kv_heads)
+        chosen = [kv for kv in range(kv_heads) if (call.layer * kv_heads + kv + turn) % every == 0]
+        groups = count // kv_heads
+        heads = np.array([kv * groups + group for kv in chosen for group in range(groups)], dtype=np.int64)
+        own = torch.from_numpy(heads).to(device)
+        places = torch.from_numpy(drawn[chosen].repeat(groups)[:, None]).to(device)
+        some = torch.linspace(context, total - 1, QUERIES, device=device).long().expand(len(heads), -1)
+        scores, value, seen, sinks = head_rows(call, 0, own, torch.cat([some, places], 1))
+        _, outputs = attend_subset(scores, value, mask=seen, sinks=sinks)
+        rms = outputs[:, :-1].square().sum(-1).mean(-1).sqrt()
+        uniform = torch.empty((len(chosen), draws, total), device=device)  # the same for all heads that share keys
+        for kv, numbers in zip(chosen, uniform, strict=True):
+            numbers.uniform_(generator=generator_for(*entropy, kv, device=device))
+        predicted: dict[tuple[str, bool], torch.Tensor] = {}
+        for rule in rules:
+            kind = (rule.predictor, rule.size == "proved")
+            if kind not in predicted:
+                predicted[kind] = _predictions(call, own, places, rule)
+        return cls(
+            (count, kv_heads), heads, scores[:, -1:], value, seen[:, -1:], None if sinks is None else sinks[:, -1:],
+            outputs[:, -1], rms, uniform.repeat_interleave(groups, 0), predicted,
+        )  # fmt: skip
+
+    def known(self) -> torch.Tensor:
+        """Numbers `KNOWN` (h, ·): mass and spread of the tail, its degrees of freedom, and effective tokens."""
+        weight = self.scores.masked_fill(~self.seen, float("-inf")).softmax(-1)[:, 0]
+        place = self.seen[:, 0].cumsum(-1)
+        inner = (place > SINKS) & (place <= place[:, -1:] - WINDOW) & self.seen[:, 0]
+        tail = (weight * inner).double()
+        away = self.value - self.full[:, None]
+        covariance = ((away * tail[..., None].float()).mT @ away).double()
+        trace, mass = covariance.diagonal(dim1=-2, dim2=-1).sum(-1), tail.sum(-1)
+        freedom = trace.square() / covariance.square().sum((-1, -2)).clamp_min(1e-300)
+        spread = trace / self.full.double().square().sum(-1).clamp_min(1e-300)
+        effective = mass.square() / tail.square().sum(-1).clamp_min(1e-300)
+        return torch.stack([mass, spread, freedom, effective, 1 / weight.double().square().sum(-1)], -1)
 
 
 def _predictions(call: Captured, heads: torch.Tensor, places: torch.Tensor, rule: ReadRule) -> torch.Tensor:
@@ -188,16 +211,53 @@ def _predictions(call: Captured, heads: torch.Tensor, places: torch.Tensor, rule
     return attended.masked_fill(~seen, float("-inf")).softmax(-1).mean(1, keepdim=True).clamp_min(1e-12).log()
 
 
-def _known(scores: torch.Tensor, seen: torch.Tensor, value: torch.Tensor, full: torch.Tensor) -> list[float]:
-    """Numbers `KNOWN` of one query: mass and spread of the tail, its degrees of freedom, and effective tokens."""
-    weight = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-    tail = weight[SINKS : len(weight) - WINDOW].double()
-    away = (value[SINKS : len(weight) - WINDOW] - full).double()
-    covariance = (away * tail[:, None]).T @ away
-    trace, mass = float(covariance.trace()), float(tail.sum())
-    freedom = trace**2 / max(float(covariance.square().sum()), 1e-300)
-    spread = trace / max(float(full.double().square().sum()), 1e-300)
-    return [mass, spread, freedom, mass**2 / max(float(tail.square().sum()), 1e-300), 1 / float(weight.square().sum())]
+def _reads(
+    layers: Sequence[_Queries], jobs: Sequence[tuple[Promise, str]], draws: int
+) -> list[tuple[Array, Array, Array]]:
+    """Arrays of `measure_reads` for each of some layers of a document, whose queries are measured together."""
+
+    def joined(name: str) -> torch.Tensor:
+        return torch.cat([getattr(one, name) for one in layers])
+
+    if not layers:
+        return []
+    scores, value, seen, full, rms, uniform = map(joined, ("scores", "value", "seen", "full", "rms", "uniform"))
+    sinks = None if layers[0].sinks is None else joined("sinks")
+    number, total = seen.sum(-1), scores.shape[-1]  # (h, 1) visible keys
+    groups = layers[0].shape[0] // layers[0].shape[1]
+    found = torch.full((len(jobs), len(scores), len(NUMBERS)), float("nan"), device=scores.device)
+    shared = torch.full((len(jobs), len(scores) // groups), float("nan"), device=scores.device)
+
+    def of(rows: torch.Tensor) -> torch.Tensor:  # the same for every draw
+        return rows.expand(-1, draws, *rows.shape[2:]).flatten(0, 1)
+
+    sunk = None if sinks is None else of(sinks)
+    for j, (promise, name) in enumerate(jobs if len(scores) else []):
+        rule = RULES[name]
+        predicted = torch.cat([one.predicted[rule.predictor, rule.size == "proved"] for one in layers])
+        given = (of(scores), of(predicted), value, of(seen), promise, uniform.flatten(0, 1), sunk)
+        mask, weights = (part.view(-1, draws, total) for part in read_keys(rule, *given))
+        sums = None if sinks is None else sinks.expand(-1, draws)
+        _, output = attend_subset(scores, value, mask=mask, log_weights=weights, sinks=sums)
+        wrong, read = (output - full[:, None]).norm(dim=-1), mask.sum(-1)
+        whole = read == number
+        numbers = (read / number, whole | (wrong <= promise[0] * full.norm(dim=-1, keepdim=True)),
+                   whole | (wrong <= promise[0] * rms[:, None]), whole)  # fmt: skip
+        found[j] = torch.stack([part.float().mean(-1) for part in numbers], -1)
+        together = mask.view(-1, groups, draws, total).any(1).sum((-1, -2))
+        shared[j] = together / (draws * number[::groups, 0])
+    known = torch.cat([one.known() for one in layers])
+    place, rows = 0, []
+    for one in layers:
+        own, pairs = slice(place, place + len(one.heads)), one.heads[::groups] // groups
+        row = (np.full((len(jobs), one.shape[0], len(NUMBERS)), np.nan), np.full((len(jobs), one.shape[1]), np.nan),
+               np.full((one.shape[0], len(KNOWN)), np.nan))  # fmt: skip
+        row[0][:, one.heads] = found[:, own].cpu().numpy()
+        row[1][:, pairs] = shared[:, place // groups : place // groups + len(pairs)].cpu().numpy()
+        row[2][one.heads] = known[own].cpu().numpy()
+        rows.append(row)
+        place += len(one.heads)
+    return rows
 
 
 def summarise(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -94,6 +97,47 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     offload = prefetch = lambda self: None  # its entries stay on the device
 
 
+@dataclass(eq=False)
+class Eviction:
+    """Sizes of the cache of one prompt, or batch of prompts, and the time that eviction took."""
+
+    prompt: tuple[int, ...] = ()  # tokens of each sequence
+    full_bytes: int = 0  # bytes of keys and values before eviction
+    kept_bytes: int = 0  # bytes after it
+    marks: list[tuple[Any, Any]] = field(default_factory=list)  # begin and end of each part: seconds, or CUDA events
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    @contextmanager
+    def timed(self, device: torch.device) -> Iterator[None]:
+        """Count the time of the block; on a GPU that of the device, which does not wait for it."""
+        begin = _mark(device)
+        yield
+        self.marks.append((begin, _mark(device)))
+
+    @property
+    def seconds(self) -> float:
+        """Time that selection and packing took; on a GPU this waits for the device."""
+        total = 0.0
+        for begin, end in self.marks:
+            if isinstance(end, float):
+                total += end - begin
+            else:
+                end.synchronize()
+                total += 1e-3 * begin.elapsed_time(end)
+        return total
+
+
+def _mark(device: torch.device) -> Any:
+    """Present time in seconds or, on a GPU, an event in its stream."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
 class CompressedCache(DynamicCache):
     """Key/value cache of transformers whose layers are compressed by a plan when they have read the prompt.
 
@@ -103,6 +147,7 @@ class CompressedCache(DynamicCache):
     def __init__(self, block: Compression) -> None:
         super().__init__(config=block.model.config)
         self.block = block
+        self.evicted = block.evicted = Eviction()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -116,6 +161,12 @@ class CompressedCache(DynamicCache):
 
     def join(self, others: Sequence[CompressedCache]) -> None:
         """Append the sequences of other caches, of prompts of the same padded length, and empty the other caches."""
+        own = self.block.evicted = self.evicted
+        for other in others:
+            own.prompt += other.evicted.prompt
+            own.full_bytes += other.evicted.full_bytes
+            own.kept_bytes += other.evicted.kept_bytes
+            own.marks += other.evicted.marks
         layer: Any
         for index, layer in enumerate(self.layers):
             parts: list[Any] = [layer, *(other.layers[index] for other in others)]
@@ -164,32 +215,41 @@ def budgets_for(plan: Plan, length: int) -> list[list[int]]:
             for row in plan.budgets]  # fmt: skip
 
 
-def pack(call: Captured, tokens: list[Tensor], selections: list[Selection]) -> RaggedRows:
+def pack(call: Captured, tokens: list[Tensor], selections: list[Selection], sizes: list[list[int]]) -> RaggedRows:
     """Copy the selected keys and values of a layer into one buffer, heads one after the other.
 
-    `tokens` are the indices (n,) of the tokens of each sequence, and `selections` masks (1, H, 1, n) among them.
+    `tokens` are the indices (n,) of the tokens of each sequence, and `selections` masks (1, H, 1, n) among them, of
+    which head h of sequence b keeps `sizes[b][h]`. Nothing here waits for a GPU.
     """
-    masks = [selection.mask[0, :, 0] for selection in selections]
-    sizes = [mask.sum(-1).tolist() for mask in masks]
-    total, batch, heads = call.key.shape[2], len(masks), call.key.shape[1]
+    batch, heads = len(tokens), call.key.shape[1]
+    places = [_places(kept.mask[0, :, 0], sum(size)) for kept, size in zip(selections, sizes, strict=True)]
 
-    def joined(parts: list[Tensor]) -> Tensor:
-        """Entries by sequence and head, put in the order of heads, then sequences."""
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        """Kept entries of parts (H, n, ...) of each sequence, put in the order of heads, then sequences."""
+        found = [part.flatten(0, 1).index_select(0, place) for part, place in zip(parts, places, strict=True)]
         if batch == 1:
-            return parts[0]
-        pieces = [torch.split(part, size) for part, size in zip(parts, sizes, strict=True)]
+            return found[0]
+        pieces = [torch.split(part, size) for part, size in zip(found, sizes, strict=True)]
         return torch.cat([pieces[b][head] for head in range(heads) for b in range(batch)])
 
     def entries(part: Tensor) -> Tensor:
-        rows = (part[b] if len(own) == total else part[b][:, own] for b, own in enumerate(tokens))
-        return joined([row[mask] for row, mask in zip(rows, masks, strict=True)]).detach()
+        rows = [part[b] if len(own) == part.shape[2] else part[b][:, own] for b, own in enumerate(tokens)]
+        return joined(rows).detach()
 
     weight = position = None
     weights = [kept.log_weights[0, :, 0] for kept in selections if kept.log_weights is not None]
     if weights:  # of all sequences, since they have the same policies
-        weight = joined([part.expand_as(mask)[mask].float() for part, mask in zip(weights, masks, strict=True)])
+        each = [part.expand(heads, len(own)).float() for part, own in zip(weights, tokens, strict=True)]
+        weight = joined(each)
         weight = weight if bool(weight.any()) else None
     if call.sliding_window is not None:
-        position = joined([own.int().expand_as(mask)[mask] for own, mask in zip(tokens, masks, strict=True)])
+        position = joined([own.int().expand(heads, len(own)) for own in tokens])
     kept = tuple(sizes[b][head] for head in range(heads) for b in range(batch))
     return RaggedRows(entries(call.key), entries(call.value), kept, batch, weight, position)
+
+
+def _places(mask: Tensor, count: int) -> Tensor:
+    """Indices (count,) of the `count` true entries of a mask, without waiting for a GPU to count them."""
+    flat = mask.flatten()
+    to = torch.where(flat, flat.cumsum(0) - 1, count)
+    return to.new_zeros(count + 1).scatter_(0, to, torch.arange(len(flat), device=to.device))[:count]

@@ -11,7 +11,6 @@ largest memory is then that of the full cache and of the copy that the repeated 
 from __future__ import annotations
 
 import inspect
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,15 @@ from transformers.utils.generic import ModelOutput
 
 from limitlens.attention.policies import Selection, get_policy
 from limitlens.attention.policies.expected import LAW
-from limitlens.cache.compressed import CompressedCache, CompressedLayer, budgets_for, check_plan, layer_bytes, pack
+from limitlens.cache.compressed import (
+    CompressedCache,
+    CompressedLayer,
+    Eviction,
+    budgets_for,
+    check_plan,
+    layer_bytes,
+    pack,
+)
 from limitlens.cache.plan import Plan
 from limitlens.cache.reconstruction import read_twice, repeat_attention
 from limitlens.errors import InputError, check_number
@@ -49,10 +56,7 @@ class Compression:
     plan: Plan
     model: PreTrainedModel
     open: bool = True
-    prompt: tuple[int, ...] = ()  # tokens of each sequence of the last prompt
-    full_bytes: int = 0  # bytes of the last prompt's keys and values before eviction
-    kept_bytes: int = 0  # bytes after it
-    seconds: float = 0.0  # time that selection and packing took
+    evicted: Eviction = field(default_factory=Eviction)  # of the last prompt
     running: dict[int, CompressedCache] = field(default_factory=dict)  # by thread: the cache of the next attention
     hooks: dict[int, PolicyHook] = field(default_factory=dict)  # by prompt length
     repeating: LoadedModel | None = None  # the model, if a policy of the plan needs a second pass over the prompt
@@ -60,10 +64,30 @@ class Compression:
     waiting: list[tuple[CompressedCache, Captured]] = field(default_factory=list)  # layers that the second pass cuts
     reading: bool = False  # whether the second pass is under way, which leaves caches alone
     prefill_batch: int | None = None  # sequences of a batch that are read at a time
-    read: list[Any] = field(default_factory=list)  # outputs and sizes of the groups of a batch that were read
+    read: list[Any] = field(default_factory=list)  # outputs for the groups of a batch that were read
 
     def __deepcopy__(self, memo: Any) -> Self:  # a copy of a cache belongs to the same block
         return self
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Tokens of each sequence of the last prompt."""
+        return self.evicted.prompt
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes of the last prompt's keys and values before eviction."""
+        return self.evicted.full_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the last prompt's keys and values after eviction."""
+        return self.evicted.kept_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Time that eviction took for the last prompt."""
+        return self.evicted.seconds
 
     def begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Hook before a forward pass of the model: put a compressed cache in the place of an empty one."""
@@ -102,11 +126,7 @@ class Compression:
                     for name, value in given.items()}  # fmt: skip
 
         *starts, last = range(0, batch, size)
-        read = []
-        for first in starts:
-            output = self.model(**part(first) | {"use_cache": True})
-            read.append((output, self.full_bytes, self.kept_bytes, self.seconds, self.prompt))
-        self.read = read
+        self.read = [self.model(**part(first) | {"use_cache": True}) for first in starts]
         return part(last)
 
     def end(self, _: Any, __: Any, output: Any) -> Any:
@@ -118,29 +138,23 @@ class Compression:
         if waiting and self.repeating is not None:
             self._read_again(waiting, self.repeating)
         read, self.read = self.read, []
-        for _output, full, kept, seconds, prompt in reversed(read):
-            self.full_bytes += full
-            self.kept_bytes += kept
-            self.seconds += seconds
-            self.prompt = prompt + self.prompt
-        return _joined([*(row[0] for row in read), output]) if read else None
+        return _joined([*read, output]) if read else None
 
     def _read_again(self, waiting: list[tuple[CompressedCache, Captured]], loaded: LoadedModel) -> None:
         """Make the second pass over the prompt, and evict what the plan evicts of all layers."""
         if self.ids is None:
             raise InputError("the prompt was given as embeddings; expected input_ids, which a second pass repeats")
-        started = _now(waiting[0][1])
         (cache, first), *_others = waiting
         own = _own_tokens(first)
+        alone = len(own) == 1 and len(own[0]) == first.key.shape[2]
         self.reading = True
         try:
-            alone = len(own) == 1 and len(own[0]) == first.key.shape[2]
-            repeats = [repeat_attention(loaded, cache, self.ids)] if alone else [
-                read_twice(loaded, self.ids[b : b + 1, tokens]) for b, tokens in enumerate(own)
-            ]  # fmt: skip
+            with cache.evicted.timed(first.key.device):
+                repeats = [repeat_attention(loaded, cache, self.ids)] if alone else [
+                    read_twice(loaded, self.ids[b : b + 1, tokens]) for b, tokens in enumerate(own)
+                ]  # fmt: skip
         finally:
             self.reading = False
-        self.seconds += _now(first) - started
         for cache, call in waiting:
             self._compress(cache, call, repeats)
 
@@ -158,24 +172,19 @@ class Compression:
         output = proceed(call.query)
         if self.reading or call.query.shape[2] < call.key.shape[2]:
             return output
-        if call.layer == next(i for i, held in enumerate(cache.layers) if layer_bytes(held)):
-            self.full_bytes = self.kept_bytes = self.seconds = 0  # a new prompt
         if self.repeating is None:
             self._compress(cache, call)
         else:
-            last = slice(-LAW, None)  # policies use no earlier queries
-            position = None if call.position is None else call.position[last]
-            self.waiting.append((cache, replace(call, query=call.query[:, :, last], position=position)))
+            self.waiting.append((cache, replace(call, query=call.query[:, :, -LAW:])))  # policies use no earlier ones
         return output
 
     def _compress(self, cache: CompressedCache, call: Captured, repeats: Repeats = None) -> None:
         """Evict what the plan evicts of a layer that has read the prompt, and count bytes and seconds."""
-        started = _now(call)
-        self.full_bytes += layer_bytes(cache.layers[call.layer])
+        cache.evicted.full_bytes += layer_bytes(cache.layers[call.layer])
         if self.plan.layer_kinds[call.layer] == "full" and not call.slides(call.key.shape[2]):
-            self._evict(cache, call, repeats)
-        self.kept_bytes += layer_bytes(cache.layers[call.layer])
-        self.seconds += _now(call) - started
+            with cache.evicted.timed(call.key.device):
+                self._evict(cache, call, repeats)
+        cache.evicted.kept_bytes += layer_bytes(cache.layers[call.layer])
 
     def _evict(self, cache: CompressedCache, call: Captured, repeats: Repeats) -> None:
         """Replace the full cache of a layer by the kept entries; if memory does not suffice, it stays full."""
@@ -183,7 +192,7 @@ class Compression:
             given = f"layer {call.layer} adds a bias to its scores by relative position"
             raise InputError(f"{given}, which a compressed cache does not store; expected a model without")
         try:
-            rows = pack(call, *self._select(call, repeats))
+            rows = pack(call, *self._select(cache, call, repeats))
         except RuntimeError as error:
             if "memory" not in str(error):
                 raise
@@ -191,23 +200,27 @@ class Compression:
             return
         cache.layers[call.layer] = CompressedLayer(rows, call.key.shape[2], call.sliding_window)
 
-    def _select(self, call: Captured, repeats: Repeats) -> tuple[list[Tensor], list[Selection]]:
-        """For each sequence: indices of its tokens (n,), padding left out, and the keys (H, n) that its heads keep."""
-        total, queries = call.key.shape[2], call.query.shape[2]
-        every = torch.arange(total, device=call.key.device)
-        tokens, selections = _own_tokens(call), []
+    def _select(
+        self, cache: CompressedCache, call: Captured, repeats: Repeats
+    ) -> tuple[list[Tensor], list[Selection], list[list[int]]]:
+        """For each sequence: its tokens (n,) without padding, the keys (H, n) that heads keep, and their numbers."""
+        total = call.key.shape[2]
+        tokens, selections, sizes = _own_tokens(call), [], []
         for b, own in enumerate(tokens):
-            rows = slice(None) if len(own) == total else own
-            key, value = (part[b : b + 1][:, :, rows] for part in (call.key, call.value))
-            last = own[own >= total - queries] - (total - queries)
+            key, value, query = (part[b : b + 1] for part in (call.key, call.value, call.query))
+            if len(own) < total:
+                key, value = key[:, :, own], value[:, :, own]
+                query = query[:, :, own[own >= total - query.shape[2]] - (total - query.shape[2])]
+            query = query[:, :, -LAW:]  # policies use no earlier ones
             # As if the sequence were alone, so that its entries do not depend on the batch.
-            alone = replace(call, mask=None, causal=True, position=every[len(own) - len(last) : len(own)])
+            position = torch.arange(len(own) - query.shape[2], len(own))  # on the CPU: nothing waits for the device
             hook = self._hook(len(own))
             hook.repeat = None if repeats is None else repeats[b]
-            hook(replace(alone, query=call.query[b : b + 1][:, :, last], key=key, value=value))
+            hook(replace(call, mask=None, causal=True, position=position, query=query, key=key, value=value))
             selections.append(hook.selected.pop(call.layer))
-        self.prompt = tuple(map(len, tokens))
-        return tokens, selections
+            sizes.append(hook.counts[call.layer].tolist())
+        cache.evicted.prompt = tuple(map(len, tokens))
+        return tokens, selections, sizes
 
     def _hook(self, length: int) -> PolicyHook:
         """Function that selects the keys of a prompt of `length` tokens by the plan's policies."""
@@ -274,13 +287,6 @@ def apply(
             stack.generate = partial(_generate, stack, stack.generate)
             undo.callback(delattr, stack, "generate")
         yield block
-
-
-def _now(call: Captured) -> float:
-    """Time in seconds, when the device has done all work so far."""
-    if call.key.is_cuda:
-        torch.cuda.synchronize(call.key.device)
-    return time.perf_counter()
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from limitlens.attention.policies import SHARED, Selection, get_policy
 from limitlens.attention.policies.expected import LAW
@@ -18,7 +19,7 @@ from limitlens.models.intervene import Change, PolicyHook, attend, intervene, kv
 from limitlens.models.relay import Output, hook_attention
 from limitlens.sampling.streams import generator_for
 
-TOGETHER = 8 << 30  # bytes of copies of the cache with which several cuts are predicted at once
+TOGETHER = 3 << 30  # bytes of copies of the cache with which several cuts are predicted at once
 BATCHED = ("cuda",)  # devices on which they are
 
 Names = str | Sequence[Sequence[str]]  # one key policy, or one for each [layer][kv_head]
@@ -81,9 +82,7 @@ class ReadPrompt:
             joined = self._joined(part)
 
             def act(call: Captured, go_on: Callable[[Tensor], Output], joined: PolicyHook = joined) -> Output:
-                changed = joined(call)
-                whole = changed.query.shape[0] * changed.query.shape[1] * call.query.shape[2] * call.key.shape[2]
-                return attend(changed, whole).transpose(1, 2).contiguous(), None
+                return _attend(joined(call)).transpose(1, 2).contiguous(), None
 
             cache = self.copy()
             cache.batch_repeat_interleave(len(part))
@@ -138,6 +137,17 @@ class ReadPrompt:
         masks = rule.masks(priorities, total)
         hook.selected = {call.layer: Selection(mask[None, :, None]) for call, mask in zip(calls, masks, strict=True)}
         return hook
+
+
+def _attend(call: Captured) -> Tensor:
+    """Outputs (B, Hq, L, v) of a layer; the query heads of a key/value head are read as one head with more queries."""
+    batch, heads, length, total = *call.query.shape[:3], call.key.shape[2]
+    if call.mask is None or any(one is not None for one in (call.bias, call.softcap, call.sinks)):
+        return attend(call, batch * heads * length * total)
+    mask, query = (part.reshape(batch, call.key.shape[1], -1, part.shape[-1])
+                   for part in (call.mask.expand(batch, heads, length, total), call.query))  # fmt: skip
+    output = scaled_dot_product_attention(query, call.key, call.value, attn_mask=mask, scale=call.scale)
+    return output.view(batch, heads, length, -1)
 
 
 def read_prompt(loaded: LoadedModel, prompt: Prompt, seed: int) -> ReadPrompt:

@@ -83,9 +83,8 @@ def text_costs(read: ReadPrompt, policies: Sequence[str], sizes: Sequence[int], 
     with torch.enable_grad(), hook_attention(loaded.model, watch):
         model: Any = loaded.model
         log_p = model(input_ids=ids, past_key_values=read.copy()).logits[0].float().log_softmax(-1)
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.multinomial(log_p.detach().exp().cpu(), SAMPLES, replacement=True, generator=generator)
-    drawn = drawn.to(log_p.device)
+    generator = torch.Generator(log_p.device).manual_seed(seed)
+    drawn = torch.multinomial(log_p.detach().exp(), SAMPLES, replacement=True, generator=generator)
     sums = (log_p.gather(-1, sample[:, None]).sum() for sample in drawn.T)
     slopes = [torch.autograd.grad(one, outputs, retain_graph=True) for one in sums]  # by layer: (1, tokens, Hq, v)
     before = {call.layer: call for call in read.calls}

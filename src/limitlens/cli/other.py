@@ -41,6 +41,7 @@ def reproduce(
     tokens: Annotated[float | None, Option(help="Tokens of text to read, such as 1e6.")] = None,
     sizes: Annotated[str | None, Option(metavar="LO:HI:K", help="Numbers of tokens n.")] = None,
     replicates: Annotated[int | None, Option(help="Independent samples behind every point.")] = None,
+    documents: Annotated[int | None, Option(help="Documents to read.")] = None,
     **shared: Any,
 ) -> Result:
     """Reproduce a published experiment: our numbers and the published ones, with a verdict on every claim.
@@ -62,6 +63,7 @@ def reproduce(
     if (call.params["resume"] or call.params["checkpoint_every"]) and name not in RESUMABLE:
         raise InputError(f"{name!r} keeps no checkpoint; expected --resume or --checkpoint-every with {RESUMABLE[0]}")
     given = {"corpus": corpus, "model": model, "tokens": tokens, "sizes": sizes, "replicates": replicates}
+    given |= {"documents": documents}
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     return run(name, quick, as_published=as_published, **changes, **shared)
 

@@ -168,6 +168,7 @@ class _StudyRun:
         reference, sizes = setup.reference, setup.cells.sizes
         measure, head = reference.measure, reference.head
         head_reach = reach(measure.covariance, head.A, measure.mean)
+        tail = rates.tail_horizon(measure, head.A)
         start = rates.reached_from(measure, head.A)
         warnings += head_reach.warnings(sizes[-1], mask_self=setup.mask_self)
         words = "" if start is None else rates.reached_words(measure, start, sizes[-1])
@@ -182,8 +183,8 @@ class _StudyRun:
             floor=rows["floor"].max(0),
             scale={"output": math.sqrt(variance + square), "output_centred": math.sqrt(variance)},
             measure=repr(measure),
-            theory=_predicted_rates(head_reach, rates.proxy_reach(measure, head.A), start),
-            asymptotic={name: _asymptotic_rate(name, measure, head_reach.horizon) for name in under("errors.", rows)},
+            theory=_predicted_rates(head_reach, tail, rates.proxy_reach(measure, head.A), start),
+            asymptotic={name: _asymptotic_rate(name, measure, tail) for name in under("errors.", rows)},
             predict=partial(_curves, measure, head, head_reach, sizes, setup.mask_self),
             mask_self=setup.mask_self, queries=self.queries, seed=seed, device=str(setup.device),
             kernel=kernel_words(width, setup.precision), interrupted=interrupted,
@@ -195,16 +196,18 @@ class _StudyRun:
         )  # fmt: skip
 
 
-def _predicted_rates(head_reach: Reach, proxy: Reach | None, start: float | None) -> dict[str, float]:
+def _predicted_rates(head_reach: Reach, tail: float, proxy: Reach | None, start: float | None) -> dict[str, float]:
     """Horizon (score strength), coupling and predicted rates of a head by name.
 
-    `rate_proved` needs a `proxy` and centred tokens. Bounded tokens have `rate_compact` instead, reached from `start`.
+    Sharp rates are those of the horizon `tail`. `rate_proved` needs a `proxy` and centred tokens. Bounded tokens have
+    `rate_compact` instead, reached from `start`.
     """
-    laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output, rates.rate_drawn)
+    laws = (rates.rate_sharp, rates.rate_sharp_output, rates.rate_rms_output)
     known = proxy is not None and start is None and head_reach.mean_tilt <= CENTRED
     return {
         **{name: getattr(head_reach, name) for name in (*REACH, "mean_tilt")},
-        **{law.__name__: law(head_reach.horizon) for law in laws},
+        **{law.__name__: law(tail) for law in laws},
+        "rate_drawn": rates.rate_drawn(head_reach.horizon),
         "rate_proved": rates.rate_proved(proxy.coupling) if known and proxy else math.nan,
         **({} if start is None else {"rate_compact": 0.5, "reached_from": start}),
     }

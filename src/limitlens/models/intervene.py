@@ -226,7 +226,7 @@ class PolicyHook:
         if call.slides(cut) or before <= 0 or (early == length and before > total):
             return call  # the cache holds not all or none of the keys before the cut, or the cut is not reached yet
         later = slice(early, length)
-        end = torch.full((1,), before, device=call.position.device)
+        end = torch.full((1,), before, device=call.key.device)
         if not self.oracle and (early or call.layer not in self.selected):
             past = call.query[:, :, :early] if early else None
             self.selected[call.layer] = self._select(call, before, None, end, None, past)
@@ -249,9 +249,11 @@ class PolicyHook:
         past: Tensor | None = None,
     ) -> Selection:  # fmt: skip
         """Selection among the first `total` keys for the queries `rows`, whose own keys have the indices `place`."""
-        count = (self.counts if self.counts.ndim == 0 else self.counts[call.layer]).to(call.key.device)
+        count = (self.counts if self.counts.ndim == 0 else self.counts[call.layer]).to(
+            call.key.device, non_blocking=True
+        )
 
-        def by(name: str) -> Selection:
+        def by(name: str, names: Sequence[str] = ()) -> Selection:
             policy = self.known[name]
             own = call.query if past is None and policy.needs_past and not call.causal else past  # encoder: all queries
             served = call.query[:, :, rows] if rows is not None and policy.sees_queries else None
@@ -263,18 +265,31 @@ class PolicyHook:
                     inputs, scores=inputs.scores + bias.reshape(len(bias), call.key.shape[1], -1, *bias.shape[2:])
                 )
             counts = count.view(-1, *(1,) * (2 + policy.sees_queries))  # broadcastable to (B, Hkv[, G], m, n)
+            if alone(name, names):
+                heads = [head for head, own in enumerate(names) if own == name]
+                inputs, counts = inputs.of_heads(heads), torch.cat([counts[head : head + 1] for head in heads])
             kept = policy.select(inputs, counts, 1, generator_for(self.seed, call.layer, total))
             return Selection(kept.mask[0], None if kept.log_weights is None else kept.log_weights[0])
+
+        def alone(name: str, names: Sequence[str]) -> bool:
+            """Whether a policy is computed for its own heads only; random draws are the same for all heads."""
+            return len(set(names)) > 1 and seen is None and count.ndim == 1 and not self.known[name].sampled
 
         if isinstance(self.policies, str):
             return by(self.policies)
         names = self.policies[call.layer]
-        parts = {name: by(name) for name in sorted(set(names))}
+        parts = {name: by(name, names) for name in sorted(set(names))}
         shape = (*call.key.shape[:2], len(place), total)
         zero = torch.zeros((), device=call.key.device)
 
         def join(part: Callable[[Selection], Tensor]) -> Tensor:
-            return torch.cat([part(parts[name]).expand(shape)[:, [head]] for head, name in enumerate(names)], 1)
+            found = []
+            for head, name in enumerate(names):
+                own = list(names[: head + 1]).count(name) - 1 if alone(name, names) else head
+                whole = part(parts[name])
+                whole = whole.expand(shape[0], whole.shape[1] if whole.ndim else shape[1], *shape[2:])
+                found.append(whole[:, own : own + 1])
+            return torch.cat(found, 1)
 
         weighted = any(part.log_weights is not None for part in parts.values())
         weights = join(lambda part: zero if part.log_weights is None else part.log_weights) if weighted else None

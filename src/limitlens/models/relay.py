@@ -56,7 +56,7 @@ class Captured:
     hidden: Tensor | None = None  # input of the query projection, (B, L, d), if requested and known
     position: Tensor | None = None  # (L,): positions of the queries; None if the rows of a batch differ
     forward: Any = None  # label that the caller gave to this forward pass
-    frequencies: Tensor | None = None  # (r,): rotary angles per token of the dimensions (i, i + r), where known
+    frequencies: Tensor | None = None  # (r,): rotary angles per token of the dimensions (i, i + r), where known; L > 1
 
     def slides(self, context: int) -> bool:
         """Whether the layer's sliding window is so short that its cache does not hold all of `context` tokens."""
@@ -238,7 +238,7 @@ class _Relay:
         call = Captured(
             layer, query, key, value, factor, causal, kwargs.get("sliding_window"), softcap, sinks, mask, bias,
             hidden=forward.inputs.pop(id(module), None), position=position, forward=forward.name,
-            frequencies=rotary_frequencies(self.model, layer),
+            frequencies=rotary_frequencies(self.model, layer) if query.shape[2] > 1 else None,
         )  # fmt: skip
 
         def proceed(query: Tensor) -> Output:

@@ -151,8 +151,8 @@ def open_some(
 
 def draw_runs(
     windows: Windows, length: int, count: int, seed: int, warnings: list[str]
-) -> tuple[NDArray[np.intp], bool]:
-    """Indices (R, length) of consecutive windows at `count` random places, and whether all are of one document.
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Indices (R, length) of consecutive windows at `count` random places, and the document (R,) where each begins.
 
     Runs of windows inside documents are preferred if there are `FEWEST_RUNS`; `warnings` says what was left out.
     """
@@ -172,11 +172,10 @@ def draw_runs(
         warnings.append(f"{joined} and are left out; {whole:,} of {len(ends):,} documents have so many tokens")
     elif not inside.all():
         warnings.append(f"{joined}, since too few documents are as long: they are text as it was read")
-    chosen = np.random.default_rng(np.random.SeedSequence([seed, 0xC0E7])).permutation(kept)[:count]
-    single = len(np.unique(document[chosen])) == 1
-    if single:
+    chosen = np.sort(np.random.default_rng(np.random.SeedSequence([seed, 0xC0E7])).permutation(kept)[:count])
+    if len(np.unique(document[chosen])) == 1:
         warnings.append("all contexts come from one document: the part of the error between documents is not known")
-    return np.sort(starts[chosen])[:, None] + np.arange(length), single
+    return starts[chosen][:, None] + np.arange(length), document[chosen]
 
 
 def resolve_source(name: str, made: Mapping[str, Any]) -> str:

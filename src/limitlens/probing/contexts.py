@@ -34,7 +34,7 @@ def measure_contexts(
 
     With `overlap`, decoders read windows that overlap by half, and each gives the keys of its second half.
     """
-    runs, single = draw_runs(windows, length, count, seed, warnings)
+    runs, documents = draw_runs(windows, length, count, seed, warnings)
     known = {"queries": queries * len(runs), "batch": 1, "seed": seed, "report": lambda _: None}
     pilot = run_pilot(loaded, windows, runs[:, -1], score_scale=score_scale, clusters=len(runs), **known)  # type: ignore[arg-type]
     sink, whole = min(START, windows.length // 4) if pilot.causal else 0, length * windows.length
@@ -74,7 +74,7 @@ def measure_contexts(
             for place in range((length - 1) * parts + 1):
                 ids = torch.as_tensor(_window(windows, indices, place, parts), dtype=torch.long)
                 run_until_last_attention(input_ids=ids.to(loaded.model.device)[None], forward=(run, place))
-    known = {"size": size, "near": blocks, "one_document": single, "errors": ERRORS, "seed": seed}
+    known = {"size": size, "near": blocks, "documents": documents, "errors": ERRORS, "seed": seed}
     every = ((index, layers.pop(index).records(**known)) for index in list(layers))
     return {(index, head): record for index, records in every for head, record in enumerate(records)}
 

@@ -1,7 +1,8 @@
 """Published experiments on temperature: weights of one query, heat flow of tokens, critical factors of real heads."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -167,11 +168,27 @@ def _factors(loaded: LoadedModel, window: Windows, lengths: Sequence[int], queri
         places = [np.linspace(n - n // NEAR, n - 1, queries).astype(int) for n in lengths]
         layers.append(np.stack([np.median(_of_queries(call, some), -1) for some in places], -1))
 
-    with torch.no_grad(), capture(loaded.model, take) as run_until_last_attention:
+    with torch.no_grad(), _repeated_keys(), capture(loaded.model, take) as run_until_last_attention:
         run_until_last_attention(torch.as_tensor(window[0], dtype=torch.long, device=loaded.model.device)[None])
     if not layers:
         raise InputError(f"{loaded.name} has sliding windows in all layers; give a model with full attention")
     return np.concatenate(layers, 1)
+
+
+@contextmanager
+def _repeated_keys() -> Iterator[None]:
+    """Make transformers repeat the keys of grouped heads within the block, as it does for a masked text.
+
+    In float32 torch has no fused kernel for groups: it would hold all scores, 120 GiB for 32,768 tokens and 12 heads.
+    """
+    from transformers.integrations import sdpa_attention as library
+
+    own = library.use_gqa_in_sdpa
+    library.use_gqa_in_sdpa = lambda *_, **__: False
+    try:
+        yield
+    finally:
+        library.use_gqa_in_sdpa = own
 
 
 def _of_queries(call: Captured, places: NDArray[np.int64]) -> Array:

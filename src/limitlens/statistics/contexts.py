@@ -1,7 +1,6 @@
 """Errors of one head over contexts of n consecutive tokens, from sums of weights and values over blocks of tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -15,13 +14,13 @@ from limitlens.attention.subset import attend_subset, scores_of
 from limitlens.errors import Array
 from limitlens.report.view import Section, Table, Text
 from limitlens.statistics.bootstrap import student_factor
-from limitlens.statistics.dependence import LONG, PLATEAU, Memory, memory
-from limitlens.statistics.documents import over_documents
+from limitlens.statistics.dependence import LONG, PLATEAU, Memory, block_products, memory
 from limitlens.statistics.error_curve import ErrorCurve, PredictedErrors
 
 BLOCKS = 16  # blocks of a context whose sums are stored; a power of two
 QUARTER = 4  # a context of n tokens is compared with a document of at least 4 n
 LARGEST_LOG = 60.0  # of a weight over the largest in the first window that was read: e^60 fits float32
+WIDEST = 3.0  # half a 95% interval of log e: an end of an interval stays above 5% of the error
 _TINY = 1e-300
 
 
@@ -102,101 +101,122 @@ class BlockSums:
         self.atom[:, rows] = torch.cat((output, lse[..., None]), -1).double()
 
     def records(self, **known: Any) -> Iterator[ContextRecord]:
-        """Record of each query head, computed in threads; `known` are arguments of `context_record`."""
+        """Record of each query head; `known` are arguments of `context_record`."""
         m, log, start = len(self.owner), self.atom[..., -1], bool(self.atom.any())
         if self.top is not None:
             log = (log - self.top[..., 0].double()).clamp(max=LARGEST_LOG)
 
-        def record(head: int) -> ContextRecord:
+        weight = log.exp()
+        for head in range(len(self.sums) * self.groups):
             rows = head // self.groups, slice(head % self.groups * m, (head % self.groups + 1) * m)
-            parts = (self.sums, self.squares, log.exp(), self.atom[..., :-1])
-            sums, squares, weight, value = to_numpy(*(part[rows] for part in parts))
-            moved = None if self.moved is None else to_numpy(self.moved[rows])[0]
-            atom = (weight, value) if start else None
-            return context_record(sums, squares, owner=self.owner, moved=moved, atom=atom, **known)
-
-        with ThreadPoolExecutor() as pool:
-            yield from pool.map(record, range(len(self.sums) * self.groups))
+            moved = None if self.moved is None else self.moved[rows].double()
+            atom = (weight[rows], self.atom[rows][:, :-1]) if start else None
+            sums = self.sums[rows].double()
+            yield context_record(sums, self.squares[rows], owner=self.owner, moved=moved, atom=atom, **known)
 
 
 def context_record(
-    sums: Array, squares: Array, *, size: int, owner: NDArray[np.intp], near: int, moved: Array | None = None,
-    atom: tuple[Array, Array] | None = None, one_document: bool = False, errors: Sequence[float] = (), seed: int = 0,
+    sums: Array | Tensor, squares: Array | Tensor, *, size: int, owner: NDArray[np.intp], near: int,
+    moved: Array | Tensor | None = None, atom: tuple[Array | Tensor, Array | Tensor] | None = None,
+    documents: NDArray[np.intp] | None = None, errors: Sequence[float] = (), seed: int = 0,
 ) -> ContextRecord:  # fmt: skip
     """Errors of a head from `sums` (m, R, blocks, v + 1) of w v and w over blocks of `size` tokens, nearest last.
 
     `squares` (m, R, v + 2) are sums of w² v, w² and w² |v|² over whole contexts, `owner` (m,) is the own context of
     each query, `atom` the weight (m,) and value (m, v) of the sink. `moved` (m, v + 1) are sums over the last `near`
-    blocks of all contexts, one window further away. `errors` are those for which n(ε) is given.
+    blocks of all contexts, one window further away. `documents` (R,) are those of the contexts, else each has its own.
+    `errors` are those for which n(ε) is given.
     """
+    sums, squares = torch.as_tensor(sums), torch.as_tensor(squares)
     count, blocks = sums.shape[1:3]
     counts = np.array(sorted({max(1, blocks >> k) for k in range(BLOCKS.bit_length())}))
-    nested = sums[:, :, ::-1].cumsum(2)[:, :, counts - 1]  # over the last n tokens before the query
+    nested = sums.flip(2).cumsum(2)[:, :, counts - 1]  # over the last n tokens before the query
+    start = None if atom is None else [torch.as_tensor(part) for part in atom]
 
-    def outputs(part: Array) -> Array:
+    def outputs(part: Tensor) -> Tensor:
         values, mass = part[..., :-1], part[..., -1:]
-        if atom is not None:
-            weight, value = (one.reshape(len(one), *[1] * (part.ndim - 2), -1) for one in atom)
+        if start is not None:
+            weight, value = (one.reshape(len(one), *[1] * (part.ndim - 2), -1) for one in start)
             values, mass = values + weight * value, mass + weight
-        return np.asarray(values / mass)
+        return values / mass
 
     every, centre = outputs(nested), outputs(nested.mean(1))
     mine = np.arange(len(owner)), owner
     rest = outputs((nested.sum(1) - nested[mine]) / (count - 1))
     about = (every - centre[:, None]) / np.sqrt(1 - 1 / count)  # without the bias of the distances up to n
-    others = np.square(about).sum(-1)  # (m, R, J), as 1/R of the centre is its own
-    others[mine] = 0
+    some = counts * QUARTER <= counts[-1]
+    pieces = (about, every[mine] - rest, centre[:, -1:], about[:, :, some] - about[:, :, -1:])
+    others, own, far, inside = to_numpy(*(piece.square().sum(-1) for piece in pieces))
+    others[mine] = 0  # (m, R, J), as 1/R of the centre is its own
     others[mine] = others.sum(1) / (count - 1)  # an own context counts as the mean of the others
-    own = np.square(every[mine] - rest).sum(-1) - others.mean(1) / (count - 1)  # without the variance of `rest`
+    own = own - others.mean(1) / (count - 1)  # without the variance of `rest`
     member = (owner == np.arange(count)[:, None]) * (count / len(owner))
-    limit = np.broadcast_to(np.square(centre[:, -1:]).sum(-1), own.shape)  # over the largest n, which is nearest to it
+    limit = np.broadcast_to(far, own.shape)  # over the largest n, which is nearest to it
     error, in_use, output = (np.tensordot(member, part, 1) for part in (others, own, limit))
     scale = np.maximum(output.mean(0), _TINY)
     curve = ErrorCurve(tuple(map(int, counts * size)), error / scale, output / scale, seed=seed)
-    pairs = np.stack((in_use, output), 1)
-    log, stderr = over_documents(lambda mean: 0.5 * np.log(np.maximum(mean[0], _TINY) / mean[1]), pairs)
-    half = 1.96 * student_factor(count - 1) * stderr
-    some = counts * QUARTER <= counts[-1]
-    apart = np.square(about[:, :, some] - about[:, :, -1:]).sum(-1).mean((0, 1)) / (1 - counts[some] / counts[-1])
+    documents = np.arange(count) if documents is None else documents
+    # A context gives queries and is attended to: an unusual topic makes both parts of its influence large.
+    both = error.mean(0) + error.mean(1) - error.mean((0, 1))
+    (error_low, error_high), (low, high) = (interval(part, output, documents) for part in (both, in_use))
+    apart = inside.mean((0, 1)) / (1 - counts[some] / counts[-1])
     distance = None
     if moved is not None:
-        here, there = (part[:, :-1] / part[:, -1:] for part in (sums[:, :, -near:].sum((1, 2)), moved))
+        near_by = sums[:, :, -near:].sum((1, 2))
+        here, there = (part[:, :-1] / part[:, -1:] for part in to_numpy(near_by, torch.as_tensor(moved)))
         distance = float(np.sqrt(np.square(here - there).sum() / np.square(here).sum()))
     influence, single = influence_of(sums, squares, size)
+    one_document = len(set(documents.tolist())) == 1
+    products = block_products(influence)
     return ContextRecord(
-        n=counts * size, error=curve.error, error_low=curve.interval[0], error_high=curve.interval[1],
-        in_use=np.exp(log), in_use_low=np.exp(log - half), in_use_high=np.exp(log + half),
-        within=np.sqrt(apart / scale[-1]), between=None if one_document else between_share(influence),
+        n=counts * size, error=curve.error, error_low=error_low, error_high=error_high,
+        in_use=np.sqrt(np.maximum(in_use.mean(0), _TINY) / scale), in_use_low=low, in_use_high=high,
+        within=np.sqrt(apart / scale[-1]), between=None if one_document else between_share(products),
         distance=distance, tokens_for={str(error): curve.tokens_for(error).document() for error in errors},
-        memory=memory(influence, single),
+        memory=memory(products, to_numpy(single)[0]),
     )  # fmt: skip
 
 
-def influence_of(sums: Array, squares: Array, size: int) -> tuple[Array, Array]:
+def interval(error: Array, output: Array, documents: NDArray[np.intp]) -> Array:
+    """Ends (2, J) of the 95% interval of e, e² = mean of `error` (R, J) / mean of `output` (R, J) over contexts.
+
+    Contexts of one document are added up first, as they are not independent. With one document each counts by itself.
+    """
+    names, places = np.unique(documents, return_inverse=True)
+    places = places if len(names) > 1 else np.arange(len(documents))
+    count, means = int(places.max()) + 1, [np.maximum(part.mean(0), _TINY) for part in (error, output)]
+    influence = (error / means[0] - output / means[1]) / 2  # on log e, by the delta method
+    sums = (places == np.arange(count)[:, None]) @ influence
+    square = np.square(sums).mean(0)
+    kurtosis = np.square(np.square(sums)).mean(0) / np.maximum(np.square(square), _TINY)
+    freedom = np.minimum(count - 1, 2 * count / np.maximum(kurtosis - 1, 1))  # of `square`, as in the bootstrap
+    half = 1.96 * student_factor(freedom) * np.sqrt(square / (count - 1)) * count / len(documents)
+    half = np.where(error.mean(0) > 0, np.minimum(half, WIDEST), WIDEST)
+    return np.asarray(np.sqrt(means[0] / means[1]) * np.exp((-half, half)))
+
+
+def influence_of(sums: Tensor, squares: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Sums of the influence w (v − Γ)/E w over blocks (m, R, blocks, v), and of its squares over contexts (m, R).
 
     Both are relative to the root mean square output; arguments as in `context_record`.
     """
     total = sums.sum((1, 2))
     limit, mass = total[:, :-1] / total[:, -1:], total[:, -1] / (sums.shape[1] * sums.shape[2] * size)
-    scale = np.maximum(mass * np.sqrt(np.square(limit).sum(-1).mean()), _TINY)
+    scale = (mass * limit.square().sum(-1).mean().sqrt()).clamp(min=_TINY)
     influence = (sums[..., :-1] - sums[..., -1:] * limit[:, None, None]) / scale[:, None, None, None]
     cross = (squares[..., :-2] * limit[:, None]).sum(-1)
-    single = squares[..., -1] - 2 * cross + squares[..., -2] * np.square(limit).sum(-1)[:, None]
-    return influence, single / np.square(scale)[:, None]
+    single = squares[..., -1] - 2 * cross + squares[..., -2] * limit.square().sum(-1)[:, None]
+    return influence, single / scale.square()[:, None]
 
 
-def between_share(influence: Array) -> float:
+def between_share(products: Array) -> float:
     """Share of the variance of a context's mean influence that is covariance of its first and its last quarter.
 
-    `influence` (m, R, blocks, v) are sums over blocks. If quarters are independent within a document, it is the
+    `products` (R, k, k) are those of `block_products`. If quarters are independent within a document, it is the
     variance between documents, which stays as n grows (random effects).
     """
-    centred = influence - influence.mean(1, keepdims=True)
-    quarter = max(1, centred.shape[2] // QUARTER)
-    first, last = centred[:, :, :quarter].mean(2), centred[:, :, -quarter:].mean(2)
-    square = np.square(centred.mean(2)).sum(-1).mean()
-    return float(np.clip((first * last).sum(-1).mean() / max(square, _TINY), 0, 1))
+    quarter, mean = max(1, products.shape[1] // QUARTER), products.mean(0)
+    return float(np.clip(mean[:quarter, -quarter:].mean() / max(mean.mean(), _TINY), 0, 1))
 
 
 def context_sections(found: Mapping[str, ContextRecord]) -> list[Section]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from limitlens.arrays import Tensor, library, to_numpy
 from limitlens.errors import Array
 from limitlens.statistics.bootstrap import ENDS
 from limitlens.statistics.documents import jackknife
@@ -41,30 +42,38 @@ class Memory:
         return {**known, **more, "memory": self.verdict, "growth": self.growth, "growth_stderr": self.growth_stderr}
 
 
-def batch_variances(sums: Array) -> tuple[Array, Array]:
+def block_products(sums: Array | Tensor) -> Array:
+    """Products (R, k, k) of the sums (queries, R, k, v) of two blocks of a context, summed over queries and values.
+
+    The mean over contexts is removed for each query and block, since the law of a token may depend on its distance.
+    """
+    count = sums.shape[1]
+    centred = (sums - sums.mean(1, keepdims=True)) * math.sqrt(count / max(count - 1, 1))  # type: ignore[call-overload]
+    return to_numpy(library(sums).einsum("qrbv,qrcv->rbc", centred, centred))[0]
+
+
+def batch_variances(products: Array) -> tuple[Array, Array]:
     """n·Var(n) of batches of 1, 2, 4, ... blocks, and covariances at lags 0, 1, ... blocks, per block, of each context.
 
-    `sums` (queries, R, k, v) are sums of influence over blocks; their mean over contexts is removed for each query and
-    block, since the law of a token may depend on its distance. Both results, (R, ·), add the squares over queries.
+    `products` are those of `block_products`; both results, (R, ·), add the squares over queries.
     """
-    count, blocks = sums.shape[1:3]
-    centred = (sums - sums.mean(1, keepdims=True)) * math.sqrt(count / max(count - 1, 1))
-    sizes = 2 ** np.arange(int(math.log2(blocks)) + 1)
-    whole = [centred[:, :, : blocks - blocks % size] for size in sizes]
-    batches = (part.reshape(*part.shape[:2], -1, size, part.shape[-1]).sum(3) for part, size in zip(whole, sizes))  # noqa: B905
-    variances = np.stack([np.square(one).sum((0, 2, 3)) / (one.shape[2] * size)
-                          for one, size in zip(batches, sizes, strict=True)], 1)  # fmt: skip
-    lags = [(centred[:, :, lag:] * centred[:, :, : blocks - lag]).sum((0, 2, 3)) / blocks for lag in range(blocks)]
-    return variances, np.stack(lags, 1)
+    count, blocks = products.shape[:2]
+    variances = []
+    for size in 2 ** np.arange(int(math.log2(blocks)) + 1):
+        whole = blocks - blocks % size
+        parts = products[:, :whole, :whole].reshape(count, whole // size, size, whole // size, size).sum((2, 4))
+        variances.append(np.trace(parts, axis1=1, axis2=2) / whole)
+    lags = [np.trace(products, lag, axis1=1, axis2=2) / blocks for lag in range(blocks)]
+    return np.stack(variances, 1), np.stack(lags, 1)
 
 
-def memory(sums: Array, squares: Array) -> Memory:
-    """Memory of one head from sums of influence over blocks (queries, R, k, v), and sums of squares (queries, R).
+def memory(products: Array, squares: Array) -> Memory:
+    """Memory of one head from the products of its blocks (R, k, k), and sums of squares (queries, R).
 
     `squares` are sums over all tokens of a context of |h|²; their mean is the variance of independent tokens.
     """
-    blocks = sums.shape[2]
-    variances, lags = batch_variances(sums)
+    blocks = products.shape[1]
+    variances, lags = batch_variances(products)
     single = squares.sum(0) / blocks  # per block, like the variances
     reach = max(blocks // 2, 1)
     bartlett = lags[:, 0] + 2 * (lags[:, 1:reach] * (1 - np.arange(1, reach) / reach)).sum(1)

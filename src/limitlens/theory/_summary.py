@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from limitlens.errors import Array, InputError, as_array, check_number
-from limitlens.measures import Gaussian, Measure, TokenLaw, as_measure
+from limitlens.measures import Gaussian, GaussianMixture, Measure, TokenLaw, as_measure
 from limitlens.theory import bounds, clt, curve, hardmax, rates, token_influence
 from limitlens.theory.prediction import Prediction, as_sizes, predicted, value_matrix
 from limitlens.theory.spectrum import Reach, reach, square_root, whitened
@@ -133,6 +133,7 @@ class _Case:
         start = rates.reached_from(self.law, self.A)
         coupling = None if self.proxy is None else self.proxy.coupling
         options: dict[str, Any] = {"compact": start is not None, "proxy_coupling": coupling}
+        options["tail"] = rates.tail_horizon(self.law, self.A)
         found = rates.predictions(self.reach, gaussian=self.gaussian, **options)
         if start is not None:
             found[0] = replace(found[0], note=f"{found[0].note}; {rates.reached_words(self.law, start, self.n)}")
@@ -142,7 +143,8 @@ class _Case:
         """Reasons, one sentence each, why numbers of the summary do not hold or are left out."""
         found = self.reach.warnings(self.n, mask_self=mask_self)
         if not self.gaussian:
-            found.append("sharp rates hold for Gaussian tokens; for this law they use its covariance alone")
+            what = "covariances of its components" if isinstance(self.law, GaussianMixture) else "covariance"
+            found.append(f"sharp rates hold for Gaussian tokens; for this law they use the {what} alone")
         if not self.centred and not np.isfinite(self.law.radius):
             left_out = "the proved rate, the law of the covariance error and the hardmax law need centred tokens"
             tilt = f"mean tilt {self.reach.mean_tilt:.3g}"

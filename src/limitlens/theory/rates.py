@@ -14,7 +14,7 @@ from limitlens.errors import Array, InputError, as_array, check_number
 from limitlens.measures import Ball, Cube, Gaussian, GaussianMixture, Measure, Sample, Sphere
 from limitlens.theory import clt
 from limitlens.theory.prediction import BOHBOT, Prediction, check_nonnegative
-from limitlens.theory.spectrum import Reach, reach
+from limitlens.theory.spectrum import Reach, reach, square_root
 from limitlens.theory.statuses import CENTRED, claimed, mean_verified
 
 VERIFIED_HORIZON = 2.0  # largest H at which simulations in d = 1 confirm the exponents
@@ -121,6 +121,18 @@ def variance_proxy(law: Measure) -> Array | None:
     return law.radius**2 * np.eye(law.dim) if np.isfinite(law.radius) else None
 
 
+def tail_horizon(law: Measure, A: ArrayLike) -> float:
+    """Horizon that decides exponents as n → ∞: ‖Σ^{1/2} A Σ^{1/2}‖₂, of a mixture with its components' covariances.
+
+    The means of a mixture change K(2t) − 2K(t), the logarithm of n times the variance, by bounded terms only. Exponents
+    are therefore those of the components (keys Σ_i, queries Σ_j) with the largest ‖Σ_i^{1/2} A Σ_j^{1/2}‖₂ (heuristic).
+    """
+    score = as_array("A", A, ndim=2)
+    parts = law.components if isinstance(law, GaussianMixture) else (law,)
+    roots = [square_root(part.covariance) for part in parts]
+    return max(float(np.linalg.norm(key @ score @ query, 2)) for key in roots for query in roots)
+
+
 def proxy_reach(law: Measure, A: ArrayLike) -> Reach | None:
     """Horizon and coupling of a head with score matrix A from a variance proxy of the tokens; None if none is known."""
     proxy = variance_proxy(law)
@@ -150,19 +162,22 @@ def reached_words(law: Measure, start: float, n: float) -> str:
 
 
 def predictions(
-    of: Reach, *, gaussian: bool = True, compact: bool = False, proxy_coupling: float | None = None
-) -> list[Prediction]:
+    of: Reach, *, gaussian: bool = True, compact: bool = False, proxy_coupling: float | None = None,
+    tail: float | None = None,
+) -> list[Prediction]:  # fmt: skip
     """All predicted exponents in n of attention's error, each with its status, for a head with the given horizons.
 
     Formulas verified for `gaussian` tokens are heuristic for others, for which `rate_proved` needs the coupling of a
-    variance proxy (`proxy_coupling`). It is left out if the tokens are not centred (`of.mean_tilt`), and for bounded
-    tokens (`compact`), which have the exponent 1/2 in the end. `statuses.CLAIMS` has all ranges.
+    variance proxy (`proxy_coupling`), and the sharp rates the `tail_horizon` (`tail`). `rate_proved` is left out if the
+    tokens are not centred (`of.mean_tilt`), and for bounded tokens (`compact`), which have the exponent 1/2 in the end.
+    `statuses.CLAIMS` has all ranges.
 
     >>> found = theory.predictions(theory.reach([[1.0]], [[1.5]]))
     >>> [(rate.name, round(rate.value, 4), rate.status.value) for rate in found][:2]
     [('rate_proved', 0.0068, 'proved'), ('rate_drawn_coupling', 0.1538, 'drawn')]
     """
     H, proxy = of.horizon, of.coupling if proxy_coupling is None and gaussian else proxy_coupling
+    T = H if tail is None else tail
     known = gaussian and of.mean_tilt <= CENTRED
     in_line = known and of.dim == 1 and VERIFIED_HORIZON >= H
     moments = proved_note = "error of the mean and covariance of the outputs, as E|·| over replicates"
@@ -179,10 +194,10 @@ def predictions(
     found = [
         claimed("rate_drawn_coupling", rate_drawn_coupling(of.coupling), moments, reference=BOHBOT),
         claimed("rate_drawn", rate_drawn(H), moments, reference=BOHBOT),
-        claimed("rate_sharp", rate_sharp(H), moments + (limits if of.dim > 1 else ""), holds=sharp),
-        claimed("rate_sharp_output", rate_sharp_output(H), one_sample),
-        claimed("rate_rms_output", rate_rms_output(H), all_samples, holds=in_line),
-        claimed("rate_rms", rate_rms(H), squared),
+        claimed("rate_sharp", rate_sharp(T), moments + (limits if of.dim > 1 else ""), holds=sharp),
+        claimed("rate_sharp_output", rate_sharp_output(T), one_sample),
+        claimed("rate_rms_output", rate_rms_output(T), all_samples, holds=in_line),
+        claimed("rate_rms", rate_rms(T), squared),
     ]
     if compact:
         return [claimed("rate_compact", 0.5, "every error of bounded tokens, as n → ∞", reference=BOHBOT), *found]

@@ -218,7 +218,7 @@ def gather(
     tl.store(TABLE + to * (v + 2) + v + 1, square, mask=known)
 
 
-@triton.jit(do_not_specialize=["new"])
+@triton.jit(do_not_specialize=["new", "batch"])
 def ragged(
     Q, K, V, W, SEEN, START, KEPT, ROW, FROM, OUT, LSE, scale, softcap, new, batch, queries, part, qb, qh, ql, sb, sl,
     LENGTH: tl.constexpr, GROUPS: tl.constexpr, dk: tl.constexpr, dv: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
@@ -272,7 +272,7 @@ def ragged(
     tl.store(LSE + to, tl.where(mass > 0, m + tl.log(safe), -float("inf")), mask=mine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def merge(
     PARTS, LSE, FIRST, SINKS, OUT, batch, queries, ob, oh, ol, LENGTH: tl.constexpr, GROUPS: tl.constexpr,
     dv: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr, SUNK: tl.constexpr,
@@ -301,7 +301,7 @@ def merge(
     tl.store(OUT + to, acc.to(OUT.dtype.element_ty), mask=rv < dv)
 
 
-@triton.jit(do_not_specialize=["new"])
+@triton.jit(do_not_specialize=["new", "batch"])
 def append(
     KEY, VALUE, K, V, START, KEPT, new, batch, kb, kh, kl, vb, vh, vl, dk: tl.constexpr, dv: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr,

@@ -9,23 +9,21 @@ offsets are float16; a larger sample is the smallest of 16 sizes that should pas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from limitlens.arrays import Lazy
 from limitlens.attention import certified as rule
 from limitlens.attention.kernels.split import padded
-from limitlens.theory.certificates import error_quantile
 
 programs = Lazy("limitlens.attention.kernels.read_programs")  # compiled when first used; triton may be missing
 
-FREEDOMS, DEGREES = 32, 96  # rows and columns of a table of quantiles: effective directions, degrees of freedom
-ROW_STEP, COLUMN_STEP = float(np.log(512)) / (FREEDOMS - 1), float(np.log(1e6)) / (DEGREES - 1)
-PART, SCAN, KEYS, LEVELS = 8, 2048, 64, 16  # groups of a program; keys scanned and gathered at a time; sizes tried
-LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}  # of `read`: several programs on a processor
+PART = 16  # groups of a program of `predict`
+SCAN, KEYS, LEVELS = 2048, 32, 16  # keys scanned at a time, and gathered at a time; sizes tried for the next sample
+SPLITS, DRAWN = 4, 640  # programs that draw the first sample of a query, and most keys of each
+DRAW, READ = {"num_warps": 4}, {"num_warps": 8, "num_stages": 1, "maxnreg": 128}  # launches of `draw` and `read`
 SPLIT = 2048  # keys of a program, for queries that read everything
 
 
@@ -35,27 +33,19 @@ class PackedKeys:
 
     codes: Tensor  # int16, four channels in a word
     step: Tensor  # (b, h, groups, k) float16
-    low: Tensor
+    low: Tensor  # a number is low + step · (16 + code)
 
     @classmethod
     def of(cls, key: Tensor) -> PackedKeys:
         """Round keys (b, h, n, k) to 16 levels by channel and group; k is a multiple of 64."""
         groups = rule._grouped(key.float(), rule.GROUP)
-        low = groups.amin(-2, keepdim=True).half()
-        step = ((groups.amax(-2, keepdim=True) - low.float()) / 15).clamp_min(1e-6).half()
-        code = ((groups - low.float()) / step.float()).round_().clamp_(0, 15).to(torch.int16)
+        lowest = groups.amin(-2, keepdim=True)
+        step = ((groups.amax(-2, keepdim=True) - lowest) / 15).clamp_min(1e-6).half()
+        low = (lowest - 16 * step.float()).half()
+        code = ((groups - low.float()) / step.float() - 16).round_().clamp_(0, 15).to(torch.int16)
         first, second, third, fourth = code.chunk(4, -1)
         codes = first | second << 4 | third << 8 | fourth << 12
         return cls(codes, step.squeeze(-2).contiguous(), low.squeeze(-2).contiguous())
-
-
-@lru_cache
-def tables(delta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Logarithms of the quantiles that check a sample and that plan the next, by log f and log ν."""
-    f, nu = np.exp(ROW_STEP * np.arange(FREEDOMS))[:, None], np.exp(COLUMN_STEP * np.arange(DEGREES))
-    found = error_quantile(1.0, 1 / f, delta / 2, nu), error_quantile(1.0, 1 / f + 0 * nu, delta)
-    checked, planned = (torch.from_numpy(np.log(part)).float().to(device) for part in found)
-    return checked, planned
 
 
 def attend(
@@ -70,28 +60,41 @@ def attend(
     rows, pairs, groups, of = batch * heads, batch * kv_heads, heads // kv_heads, packed.codes.shape[2]
     parts, splits = -(-of // PART), -(-n // SPLIT)
     room = int(min(1.0, much + 0.05) * n) + rule.SINKS + rule.WINDOW + 1024
-    new = query.new_empty
-    scores, peak, mass = new(rows, n, dtype=torch.float16), new(rows, parts).float(), new(rows, parts).float()
-    output, sums = new(batch, heads, dim).float(), new(rows, splits, dim).float()
-    listed, exact = new(rows, room, dtype=torch.int32), new(rows, room).float()
-    count, everything = new(rows, dtype=torch.int32), new(rows, dtype=torch.int32)
-    wide = padded(groups)
+    real, whole = partial(query.new_empty, dtype=torch.float32), partial(query.new_empty, dtype=torch.int32)
+    scores = query.new_empty(rows, n, dtype=torch.float16)
+    peak, mass, output, sums = real(rows, parts), real(rows, parts), real(batch, heads, dim), real(rows, splits, dim)
+    count, everything = whole(rows), whole(rows)
+    wide, narrow = padded(groups), 1 << (groups - 1).bit_length()
+    shape: dict[str, float] = {"SINKS": rule.SINKS, "WINDOW": rule.WINDOW, "G": groups, "D": dim}
     programs.predict[(pairs, parts)](
-        query, packed.codes, packed.step, packed.low, scores, peak, mass, scale, n, of, rule.SINKS, rule.WINDOW,
-        groups, wide, dim, rule.GROUP, PART,
+        query, packed.codes, packed.step, packed.low, real(pairs, of, max(8, narrow)), scores, peak, mass, scale, n, of,
+        GP=max(8, narrow), GS=narrow, GROUP=rule.GROUP, PART=PART, FAST=query.is_cuda, **shape,
     )  # fmt: skip
+    planned, checked = rule.quantiles(promise[1], query.device)
     first = max(float(rule.FEWEST), rule.FIRST * n)
-    programs.read[(rows,)](
-        query, key, value, scores, peak, mass, *tables(promise[1], query.device), listed, exact, output, count,
-        everything, seed, scale, promise[0], first, n, room, parts, rule.SINKS, rule.WINDOW, rule.DEFENSIVE,
-        rule.STAGES, rule.UNSURE, *rule.GROWTH, much, groups, dim, padded(parts), SCAN, KEYS, LEVELS, FREEDOMS,
-        DEGREES, ROW_STEP, COLUMN_STEP, **LAUNCH,
+    shape |= {"DEFENSIVE": rule.DEFENSIVE, "PARTS": padded(parts), "BN": KEYS}
+    steps = {"ROWS": rule.DIRECTIONS, "COLUMNS": rule.DEGREES, "ROW_STEP": rule.FREEDOM, "COLUMN_STEP": rule.DEGREE}
+    drawn = (whole(rows, SPLITS, DRAWN), real(rows, SPLITS, DRAWN), real(rows, SPLITS), real(rows, SPLITS),
+             real(rows, SPLITS, dim), whole(rows, SPLITS), whole(rows, SPLITS))  # fmt: skip
+    programs.draw[(rows, SPLITS)](
+        query, key, value, scores, peak, mass, *drawn, seed, scale, first, n, parts, -(-n // SPLITS), SCAN=SCAN,
+        ROOM=DRAWN, **shape, **DRAW,
     )  # fmt: skip
-    peak, mass = new(rows, splits).float(), new(rows, splits).float()
+    programs.check[(rows,)](
+        value, scores, peak, mass, checked, *drawn, output, count, everything, promise[0], first, n, parts,
+        UNSURE=rule.UNSURE, SPLITS=SPLITS, ROOM=DRAWN, **shape, **steps,
+    )  # fmt: skip
+    least, most = rule.GROWTH
+    programs.read[(rows,)](
+        query, key, value, scores, peak, mass, checked, planned, whole(rows, room), real(rows, room), output, count,
+        everything, seed, scale, promise[0], first, n, room, parts, STAGES=rule.STAGES, UNSURE=rule.UNSURE,
+        LEAST=least, MOST=most, MUCH=much, SCAN=SCAN, LEVELS=LEVELS, **shape, **steps, **READ,
+    )  # fmt: skip
+    peak, mass = real(rows, splits), real(rows, splits)
     programs.whole[(pairs, splits)](
-        query, key, value, everything, sums, peak, mass, scale, n, SPLIT, groups, wide, dim, KEYS
+        query, key, value, everything, sums, peak, mass, scale, n, SPLIT, groups, wide, dim, 64
     )
     programs.merge[(rows,)](everything, sums, peak, mass, output, splits, dim, padded(splits))
     if kept is not None:
-        kept |= {"scores": scores, "list": listed, "whole": everything}
+        kept |= {"scores": scores, "whole": everything}
     return output, count.view(batch, heads)

@@ -1,6 +1,7 @@
 """Base class of key policies (rules that select keys), with their input and their result."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -25,6 +26,17 @@ class PolicyInput:
     # (..., n): largest attention weight that each key receives while the model repeats the context
     repeat_attention: Tensor | None = None
     frequencies: Tensor | None = None  # (r,): rotary angle per token of the dimensions (i, i + r); None: no rotation
+
+    def of_heads(self, heads: Sequence[int]) -> "PolicyInput":
+        """Input of some key/value heads, of keys (B, H, n, k) without `scores` and `seen`."""
+
+        def chosen(part: Tensor | None) -> Tensor | None:
+            return None if part is None else torch.cat([part[:, head : head + 1] for head in heads], 1)
+
+        key, value, past, repeat = map(chosen, (self.key, self.value, self.past, self.repeat_attention))
+        assert key is not None
+        assert value is not None
+        return replace(self, key=key, value=value, past=past, repeat_attention=repeat)
 
     def last_queries(self, count: int, policy: str) -> Tensor:
         """Last `count` of the earlier queries, (..., g, p, k); raises an `InputError` for `policy` if there is none."""

@@ -28,10 +28,12 @@ class Expected(KeyPolicy):
         if inputs.frequencies is not None:
             query = future_queries(query, inputs.frequencies, inputs.key.shape[-2])
         mean = query.mean(-2, keepdim=True)
-        apart, key = query - mean, inputs.key[..., None, :, :]
+        apart, key = query - mean, inputs.key
         half = apart.mT @ apart / (2 * query.shape[-2])  # half the covariance, (..., g, k, k)
-        exponent = ((key @ half).add_(mean) * key).sum(-1)
-        return (exponent.softmax(-1).mean(-2) * norms(inputs.value))[None, ..., None, :]
+        moved = (key @ half.transpose(-3, -2).flatten(-2)).view(*key.shape[:-1], -1, key.shape[-1])  # (..., n, g, k)
+        exponent = (moved.add_(mean.transpose(-3, -2)) * key[..., None, :]).sum(-1).mT  # (..., g, n)
+        weight: Tensor = exponent.softmax(-1).mean(-2) * norms(inputs.value)
+        return weight[None, ..., None, :]
 
 
 def future_queries(query: Tensor, frequencies: Tensor, context: int) -> Tensor:

@@ -24,7 +24,8 @@ class SnapKV(KeyPolicy):
         length = inputs.key.shape[-2]
         place = torch.arange(length, device=query.device)
         seen = place <= place[length - query.shape[-2] :, None]
-        scores = scores_of(query, inputs.key[..., None, :, :], inputs.softcap)  # (..., g, p, n)
+        scores = scores_of(query.flatten(-3, -2), inputs.key, inputs.softcap)
+        scores = scores.view(*query.shape[:-1], length)  # (..., g, p, n)
         weight = scores.masked_fill(~seen, float("-inf")).softmax(-1).mean(-3).sum(-2) / seen.sum(-2)
         smooth = avg_pool1d(weight.flatten(0, -2)[:, None], SMOOTH, 1, SMOOTH // 2, count_include_pad=False)
         return smooth.view_as(weight)[None, ..., None, :]
