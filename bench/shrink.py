@@ -290,7 +290,7 @@ def run_on_gpu(model: str, dtype: str, corpus: str, both: str, text: str) -> Non
     """Parts that are no timings, for a model on a GPU."""
     short, long = map(int, both.split(","))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    given = Setting(model, device, getattr(torch, dtype), corpus, short, long, ((2, 1), (2, 1)), int(text), 10, 12)
+    given = Setting(model, device, getattr(torch, dtype), corpus, short, long, ((2, 1), (1, 1)), int(text), 6, 12)
     loaded = load(model, device=device, dtype=given.dtype, head=True)
     old = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     found = old[f"gpu_{Path(model).name}"] = {"device": device, "command": " ".join(sys.argv[1:])}

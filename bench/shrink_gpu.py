@@ -198,9 +198,9 @@ def launches(model: Any, cache: Any, token: Tensor) -> dict[str, float]:
 
 
 def row(loaded: LoadedModel, plan: Plan, batch: int, length: int, kind: str) -> dict[str, Any]:
-    """Bytes, prefill and decoding of a batch: up to `4 · GROUP` prompts are read, and repeated to the batch."""
+    """Bytes, prefill and decoding of a batch: up to 16 prompts are read in groups, and repeated to larger batches."""
     model: Any = loaded.model
-    read = min(batch, 4 * GROUP) if kind == "compressed" else 1
+    read = (batch if batch <= 4 * GROUP else GROUP) if kind == "compressed" else 1
     ids, found = prompts(loaded, read, length), {}
     planned = batch * sum(
         sum(part) * size for part, size in zip(budgets_for(plan, length), plan.entry_bytes, strict=True)
@@ -226,12 +226,13 @@ def row(loaded: LoadedModel, plan: Plan, batch: int, length: int, kind: str) -> 
         found["allocated_bytes_after"] = torch.cuda.memory_allocated() - before
         if kind == "compressed":
             found["allocated_after_of_plan"] = found["allocated_bytes_after"] / planned
-        found |= {"launches": launches(model, cache, token)}
+        if batch != 16:
+            found |= {"launches": launches(model, cache, token)}
         del cache
     return found
 
 
-def fitting(loaded: LoadedModel, plan: Plan, length: int, kind: str, start: int, tries: int = 8) -> dict[str, Any]:
+def fitting(loaded: LoadedModel, plan: Plan, length: int, kind: str, start: int, tries: int = 12) -> dict[str, Any]:
     """Largest number of sequences that decode beside the weights, from `start` on downwards in steps of 2%."""
     model: Any = loaded.model
     count, failed = start, []
@@ -345,14 +346,14 @@ def measure(
         return {"batch": batch} | {kind: row(loaded, plan, batch, length, kind) for kind in ("compressed", "full")}
 
     def fit() -> dict[str, Any]:
-        free = torch.cuda.mem_get_info()[0] * 0.97
+        free = torch.cuda.mem_get_info()[0]
         one = (
             sum(sum(part) * size for part, size in zip(plan.own_cache, plan.entry_bytes, strict=True))
             * length
             // plan.context
         )
         full = fitting(loaded, plan, length, "full", int(free / one))
-        small = fitting(loaded, plan, length, "compressed", int(free / one / plan.total.share * 0.96))
+        small = fitting(loaded, plan, length, "compressed", int(free / one / plan.total.share))
         return {"full": full, "compressed": small, "times": small["sequences"] / max(full["sequences"], 1)}
 
     row(loaded, plan, 1, min(length, 2048), "compressed")  # compiles the programs

@@ -187,9 +187,7 @@ class PolicyHook:
             most = int(self.counts.max())
             raise InputError(f"{most} keys are to be kept of {cut} before the cut; expected at most as many")
         self.selected: dict[int, Selection] = {}  # by layer: the keys before the cut that are kept
-        self.repeat: Sequence[Tensor] | None = (
-            None  # attention while the context is repeated, for policies that need it
-        )
+        self.repeat: Sequence[Tensor] | None = None  # attention while the context is repeated, if a policy needs it
 
     def __call__(self, call: Captured) -> Captured:
         """Return the attention input `call` with a mask that hides all keys except the selected ones."""
@@ -249,11 +247,9 @@ class PolicyHook:
         past: Tensor | None = None,
     ) -> Selection:  # fmt: skip
         """Selection among the first `total` keys for the queries `rows`, whose own keys have the indices `place`."""
-        count = (self.counts if self.counts.ndim == 0 else self.counts[call.layer]).to(
-            call.key.device, non_blocking=True
-        )
+        count = (self.counts if self.counts.ndim == 0 else self.counts[call.layer]).to(place, non_blocking=True)
 
-        def by(name: str, names: Sequence[str] = ()) -> Selection:
+        def by(name: str, heads: Sequence[int] = ()) -> Selection:
             policy = self.known[name]
             own = call.query if past is None and policy.needs_past and not call.causal else past  # encoder: all queries
             served = call.query[:, :, rows] if rows is not None and policy.sees_queries else None
@@ -261,35 +257,31 @@ class PolicyHook:
             inputs = policy_input(call, total, place, past=own, served=served, seen=seen, repeat=repeat)
             if inputs.scores is not None and call.bias is not None:
                 bias = call.bias.expand(-1, *call.query.shape[1:3], call.key.shape[2])[:, :, rows, :total]
-                inputs = replace(
-                    inputs, scores=inputs.scores + bias.reshape(len(bias), call.key.shape[1], -1, *bias.shape[2:])
-                )
+                bias = bias.reshape(len(bias), call.key.shape[1], -1, *bias.shape[2:])
+                inputs = replace(inputs, scores=inputs.scores + bias)
             counts = count.view(-1, *(1,) * (2 + policy.sees_queries))  # broadcastable to (B, Hkv[, G], m, n)
-            if alone(name, names):
-                heads = [head for head, own in enumerate(names) if own == name]
-                inputs, counts = inputs.of_heads(heads), torch.cat([counts[head : head + 1] for head in heads])
+            if heads:
+                inputs = inputs.of_heads(heads)
+                counts = torch.stack([counts[min(head, len(counts) - 1)] for head in heads])
             kept = policy.select(inputs, counts, 1, generator_for(self.seed, call.layer, total))
             return Selection(kept.mask[0], None if kept.log_weights is None else kept.log_weights[0])
-
-        def alone(name: str, names: Sequence[str]) -> bool:
-            """Whether a policy is computed for its own heads only; random draws are the same for all heads."""
-            return len(set(names)) > 1 and seen is None and count.ndim == 1 and not self.known[name].sampled
 
         if isinstance(self.policies, str):
             return by(self.policies)
         names = self.policies[call.layer]
-        parts = {name: by(name, names) for name in sorted(set(names))}
+        whose = {name: [head for head, own in enumerate(names) if own == name] for name in sorted(set(names))}
+        # Random draws are made for all heads, so that they do not depend on the policies of others.
+        some = {name for name in whose if seen is None and whose.keys() != {name} and not self.known[name].sampled}
+        parts = {name: by(name, heads if name in some else ()) for name, heads in whose.items()}
         shape = (*call.key.shape[:2], len(place), total)
-        zero = torch.zeros((), device=call.key.device)
+        zero = torch.zeros(shape[:1] + (1,) * 3, device=call.key.device)
 
         def join(part: Callable[[Selection], Tensor]) -> Tensor:
             found = []
             for head, name in enumerate(names):
-                own = list(names[: head + 1]).count(name) - 1 if alone(name, names) else head
-                whole = part(parts[name])
-                whole = whole.expand(shape[0], whole.shape[1] if whole.ndim else shape[1], *shape[2:])
-                found.append(whole[:, own : own + 1])
-            return torch.cat(found, 1)
+                whole = part(parts[name]).expand(shape[0], -1, *shape[2:])
+                found.append(whole[:, min(whose[name].index(head) if name in some else head, whole.shape[1] - 1)])
+            return torch.stack(found, 1)
 
         weighted = any(part.log_weights is not None for part in parts.values())
         weights = join(lambda part: zero if part.log_weights is None else part.log_weights) if weighted else None
