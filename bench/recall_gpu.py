@@ -514,11 +514,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             result: dict[str, Any] = {"prompts": len(both)}
             result |= {key: estimate(values[:, k]) for k, key in enumerate(SCORES) if task != TEXT or k}
             share = name.rsplit(":", 1)[-1]
-            for other in ("full", f"kvzip:{share}"):
+            for other in ("full", f"kvzip:{share}", f"reconstruction:text:{share}"):
                 pairs = [(row[name], row[other]) for row in both if other in row]
                 if pairs and other != name:
                     first, second = np.array(pairs).transpose(1, 0, 2)
-                    label = other.split(":")[0]
+                    label = other.removesuffix(f":{share}")
                     result[f"kl_minus_{label}"] = estimate(first[:, 2], second[:, 2])
                     if task != TEXT:
                         result[f"accuracy_minus_{label}"] = estimate(first[:, 0], second[:, 0])
@@ -574,7 +574,11 @@ def by_share(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def report(path: str, results: str, *timed: str) -> None:
     """Summaries of the gathered scores by context, all texts together and each by itself."""
     parts = json.loads(Path(path).read_text())
-    found: dict[str, Any] = {"command": "python -m bench.recall_gpu", "options": parts.pop("options")}
+    given = {name: value for name, value in parts.pop("options").items() if name in OPTIONS}
+    options = {
+        name: ",".join(Path(one).name for one in value.split(",")) for name, value in given.items()
+    }  # file names
+    found: dict[str, Any] = {"command": "python -m bench.recall_gpu", "options": options}
     rows: dict[str, list[Any]] = {}
     for name, part in parts.items():
         if name.startswith("ask-"):
@@ -591,7 +595,8 @@ def report(path: str, results: str, *timed: str) -> None:
         found["heads"] = {key: value for key, value in parts["heads.json"].items() if key != "records"}
     for other in timed:
         found["seconds"] = json.loads(Path(other).read_text())
-    Path(results).write_text(json.dumps(found, indent=1) + "\n")
+    pieces = [f"{json.dumps(name)}: {json.dumps(part)}" for name, part in found.items()]
+    Path(results).write_text("{\n" + ",\n".join(pieces) + "\n}\n")
 
 
 def main(stage: str, *given: str) -> None:

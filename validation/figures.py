@@ -125,9 +125,9 @@ def control() -> Figure:
 def recall() -> Figure:
     """Recall of one of eight planted numbers, and KL on text, against the share of the cache: qwen, 4,096 tokens."""
     found = json.loads((RESULTS / "recall-qwen.json").read_text())["4096"]
-    rows = [("best:both", RED, "limitlens plan"), ("kvzip", BLUE, "KVzip's rule")]
+    rows = [("reconstruction:text", RED, "limitlens plan for text"), ("kvzip", BLUE, "KVzip's rule")]
     rows += [("adakv", ORANGE, "AdaKV's rule, SnapKV's scores"), ("streaming:uniform", GREY, "StreamingLLM's rule")]
-    figure = Figure(figsize=(7.6, 3.2), layout="constrained")
+    figure = Figure(figsize=(7.6, 3.5), layout="constrained")
     for axes, number, label in zip(
         figure.subplots(1, 2), ("accuracy", "text_kl"), ("share of planted numbers found", "KL on text, nats a token"),
         strict=True,
@@ -138,6 +138,8 @@ def recall() -> Figure:
             values = np.array([by_share[share][number] for share in shares])
             percent = [100 * float(share) for share in shares]
             axes.errorbar(percent, values[:, 0], values[:, 1], fmt="o-", color=colour, label=name, linewidth=1)
+        both = found["by_share"]["best:strong"]["shares"]["0.25"][number]
+        axes.errorbar([25], both[:1], both[1:], fmt="*", color=RED, markersize=11, label="plan for text and recall")
         axes.set(xscale="log", xlabel="share of the KV cache, %", ylabel=label)
         axes.set_xticks(percent, [f"{share:g}" for share in percent])
         axes.minorticks_off()
@@ -148,7 +150,7 @@ def recall() -> Figure:
             legend = axes.get_legend_handles_labels()
         else:
             axes.set_yscale("log")
-            axes.legend(*legend, loc="lower left", fontsize=7)
+            figure.legend(*legend, loc="outside lower center", ncols=3, fontsize=7)
     return figure
 
 
