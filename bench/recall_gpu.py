@@ -209,8 +209,8 @@ def fit(loaded: LoadedModel, context: int, part: int, parts: int) -> None:
     for job in option(f"JOBS{part}").split(","):
         if stop():
             break
-        policy, goal, share = job.split(":")
-        make(policy, goal, float(share))
+        policy, goal, part_of_cache = job.split(":")
+        make(policy, goal, float(part_of_cache))
 
 
 def plans(context: int) -> dict[str, Fitted]:
@@ -483,7 +483,8 @@ def heads(tokens: int) -> None:
         name: compared([list(head) for head in places], run, kv) for name, places in found.items() if "only" in name
     }
     records = [[record.layer, record.head, record.regime.value if record.regime else None, record.horizon,
-                record.score_std, record.effective_tokens[-1], record.sink_mass] for record in run.records]  # fmt: skip
+                record.score_std, None if record.effective_tokens is None else record.effective_tokens[-1],
+                record.sink_mass] for record in run.records]  # fmt: skip
     write("heads.json", {"heads": found, "probe": rows, "tokens": tokens, "kv_heads": kv, "records": records})
     say(json.dumps(rows))
 

@@ -89,7 +89,7 @@ def _keep(found: list[Tensor], call: Captured, length: int, start: int, weights:
 
 
 class _OtherAttention(Exception):
-    """Raised for attention with a softcap, learned sinks, a bias or a sliding window."""
+    """Raised for attention with a softcap, learned sinks, a bias, a sliding window or unusual dimensions."""
 
 
 def _half_on_gpu(loaded: LoadedModel) -> bool:
@@ -98,6 +98,8 @@ def _half_on_gpu(loaded: LoadedModel) -> bool:
 
 def _packed(loaded: LoadedModel, cache: Any, length: int, chunks: list[Chunk]) -> list[Tensor]:
     """`repeat_attention` with several chunks in one forward pass, in which no chunk sees another, by fused kernels."""
+    from limitlens.attention.kernels.largest import largest_weights
+
     found = _empty(loaded)
     several = max(1, PACKED // CHUNK)
     for first in range(0, len(chunks), several):
@@ -107,16 +109,24 @@ def _packed(loaded: LoadedModel, cache: Any, length: int, chunks: list[Chunk]) -
         def act(call: Captured, go_on: Callable[[Tensor], Output], part: list[Chunk] = part,
                 ends: list[int] = ends) -> Output:  # fmt: skip
             other = (call.softcap, call.sinks, call.bias, call.sliding_window)
-            if any(one is not None for one in other) or call.query.shape[-1] != call.value.shape[-1]:
+            kv_heads, width = call.key.shape[1], call.key.shape[3]
+            if any(one is not None for one in other) or width != call.value.shape[3] or width.bit_count() != 1:
                 raise _OtherAttention
-            outputs = []
+            outputs, sums = [], []
             for (start, stop, _), begin, end in zip(part, ends[:-1], ends[1:], strict=True):
-                query = call.query[:, :, begin:end]
-                key, value = (torch.cat([one[:, :, :length], one[:, :, length + begin : length + end]], 2)
-                              for one in (call.key, call.value))  # fmt: skip
-                outputs.append(_attend_last(query, key, value, call.scale)[0])
-                _keep(found, call, length, start, _largest_of(query, key, length, start, stop, call.scale))
-            return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
+                query, own = call.query[:, :, begin:end], slice(length + begin, length + end)
+                output, behind = _attend(query, call.key[:, :, own], call.value[:, :, own], call.scale, causal=True)
+                chunk = call.key[:, :, start:stop]
+                seen = torch.cat([call.key[:, :, : min(SINKS, start)], chunk], 2)
+                total = torch.logaddexp(_attend(query, seen, seen, call.scale)[1], behind).reshape(kv_heads, -1)
+                weights = largest_weights(query.reshape(kv_heads, -1, width), chunk[0], total, call.scale)
+                _keep(found, call, length, start, weights)
+                outputs.append(output)
+                sums.append(behind)
+            before, past = _attend(call.query, call.key[:, :, :length], call.value[:, :, :length], call.scale)
+            share = torch.sigmoid(past - torch.cat(sums, 2))[..., None]  # of the weight that goes to the context
+            merged = torch.lerp(torch.cat(outputs, 2).float(), before.float(), share)
+            return merged.to(before.dtype).transpose(1, 2).contiguous(), None
 
         tokens = torch.cat([tokens for *_, tokens in part], 1)
         places = torch.cat([torch.arange(tokens.shape[1]) for *_, tokens in part]).to(tokens) + length
@@ -127,32 +137,10 @@ def _packed(loaded: LoadedModel, cache: Any, length: int, chunks: list[Chunk]) -
     return found
 
 
-def _attend_last(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Outputs (1, Hq, m, v) and log-sum-exps (1, Hq, m) of queries that are the last tokens, by the flash kernel."""
-    key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], 1) for one in (key, value))
-    attend = torch.ops.aten._scaled_dot_product_flash_attention
-    found = attend(query, key, value, 0.0, True, False, scale=scale)  # causal for the last keys, not the first
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool = False) -> tuple[Tensor, Tensor]:
+    """Outputs (1, Hq, m, v) and log-sum-exps (1, Hq, m) of the flash kernel."""
+    found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)
     return found[0], found[1]
-
-
-def _largest_of(query: Tensor, key: Tensor, length: int, start: int, stop: int, scale: float) -> Tensor:
-    """`_largest_weights` of one chunk in half precision: keys (1, kv_heads, length + m, k) end with the queries' own.
-
-    The logarithm of a weight is one product, scale <(q, −log-sum-exp / scale), (k, 1)>, with three summands in half
-    precision for the log-sum-exp; products are added in float32.
-    """
-    seen = torch.cat([key[:, :, : min(SINKS, start)], key[:, :, start:stop], key[:, :, length:]], 2)
-    rest = -_attend_last(query, seen, seen, scale)[1] / scale
-    parts = []
-    for _ in range(3):
-        parts.append(rest.to(query.dtype))
-        rest = rest - parts[-1].float()
-    parts += [torch.zeros_like(parts[0])] * 5  # the kernels want a multiple of eight
-    added = torch.cat([query, torch.stack(parts, -1)], -1).view(key.shape[1], -1, query.shape[-1] + 8)
-    chunk = torch.cat([key[0, :, start:stop], torch.ones_like(key[0, :, start:stop, :8])], -1)
-    precise: Any = {"out_dtype": torch.float32} if added.is_cuda else {}
-    logs: Tensor = torch.bmm(added, chunk.mT, **precise)
-    return (logs.amax(1) * scale).exp()
 
 
 def _largest_weights(call: Captured, start: int, stop: int) -> Tensor:
