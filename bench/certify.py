@@ -1,11 +1,14 @@
 """Certified reads: keys and bytes read, how often the promised error held, and recall tasks, of smollm2 and qwen.
 
 `python -m bench certify` measures everything; a GPU needs minutes. Documents and prompts are measured one at a time,
-each into a file of the folder CERTIFY_RUNS, so that an interrupted run goes on, and CERTIFY_PART=0/3, 1/3 and 2/3 share
-the work between processes; a run without it writes the result. CERTIFY_SECONDS stops a run in time.
+each into a file of the folder CERTIFY_RUNS, so that an interrupted run goes on. Several processes can share the work:
+with CERTIFY_SHARE=1 each takes what no other has begun, and none writes the result; a last run without it does.
+CERTIFY_SECONDS stops a run in time, CERTIFY_READ_SECONDS its documents.
 
-CERTIFY_TEXTS=a.txt,b.zip are texts (a zip file of texts is one text), CERTIFY_READS=smollm2:4096:20,... the models,
-contexts and documents, CERTIFY_TASKS=smollm2:4096:120,... those of the prompts, and CERTIFY_SMOLLM2 the model's folder.
+CERTIFY_TEXTS=a.txt,b.zip are texts (a zip file of texts is one text), CERTIFY_READS=smollm2:4096:20:1:main,... models,
+contexts, documents, shares of heads measured in each and sets of rules, CERTIFY_TASKS=smollm2:4096:120,... those of
+the prompts (CERTIFY_TEXT_PROMPTS of them also go on with their text), CERTIFY_SMOLLM2 and CERTIFY_QWEN folders of the
+models.
 """
 
 from __future__ import annotations
@@ -26,12 +29,17 @@ from limitlens.cache.certify import LIVE, measure_reads, prompt_scores, summaris
 from limitlens.cache.cut import cut_windows, window_order
 from limitlens.models import load
 
-MAIN = ("denominator", "both", "output", "int4", "int3")  # rules for the other promises and contexts
-PROMISES = {(0.1, 0.1): tuple(RULES), (0.05, 0.1): MAIN, (0.2, 0.05): MAIN}
-DRAWS, SEED, ALL = 64, 1, 4096  # all rules are measured at this context
-TASKS = ("text", "needle1", "needle8")
-READS = "smollm2:4096:20,smollm2:8192:20,qwen:32640:20"
-PROMPTS = "smollm2:4096:120,qwen:8192:120"
+MAIN, FEW = ("denominator", "both", "output", "int4", "int3"), ("denominator", "int4", "int3")
+SETS: dict[str, dict[tuple[float, float], tuple[str, ...]]] = {
+    "main": {(0.1, 0.1): MAIN, (0.05, 0.1): MAIN, (0.2, 0.05): MAIN},
+    "few": {(0.1, 0.1): MAIN, (0.05, 0.1): FEW, (0.2, 0.05): FEW},
+    "all": {(0.1, 0.1): tuple(RULES)},
+}
+DRAWS, SEED = 64, 1
+JOINED = 3_500_000  # characters of the texts of a zip file
+TASKS = ("needle1", "needle8", "text")
+READS = "smollm2:4096:20:1:main,smollm2:8192:20:0.5:main,smollm2:4096:4:1:all,qwen:32640:20:0.25:few"
+PROMPTS = "smollm2:4096:120,qwen:4096:120"
 BEGUN = time.monotonic()
 
 
@@ -39,12 +47,13 @@ def option(name: str, default: str) -> str:
     return os.environ.get(f"CERTIFY_{name}", default)
 
 
-def rules_of(promise: tuple[float, float], context: int) -> tuple[str, ...]:
-    return PROMISES[promise] if context == ALL else MAIN
+def reads_asked() -> list[tuple[str, int, int, float, str]]:
+    parts = (part.split(":") for part in option("READS", READS).split(",") if part)
+    return [(model, int(context), int(count), float(share), rules) for model, context, count, share, rules in parts]
 
 
-def jobs_of(name: str, default: str) -> list[tuple[str, int, int]]:
-    parts = (part.split(":") for part in option(name, default).split(",") if part)
+def tasks_asked() -> list[tuple[str, int, int]]:
+    parts = (part.split(":") for part in option("TASKS", PROMPTS).split(",") if part)
     return [(model, int(context), int(count)) for model, context, count in parts]
 
 
@@ -63,7 +72,7 @@ def texts() -> tuple[str, ...]:
             joined = folder() / f"{Path(name).stem}.txt"
             with zipfile.ZipFile(name) as file:
                 parts = [file.read(one).decode("latin-1") for one in sorted(file.namelist()) if one.endswith(".txt")]
-            joined.with_suffix(f".{os.getpid()}").write_text("\n\n".join(parts))
+            joined.with_suffix(f".{os.getpid()}").write_text("\n\n".join(parts)[:JOINED])
             joined.with_suffix(f".{os.getpid()}").replace(joined)
             name = str(joined)
         found.append(name)
@@ -84,44 +93,47 @@ def documents(model: str, context: int) -> list[tuple[Any, int]]:
     return [order[k] for k in range(max(map(len, orders))) for order in orders if k < len(order)]
 
 
-def mine(count: int) -> range:
-    """Documents or prompts that this process measures."""
-    part, parts = (int(number) for number in option("PART", "0/1").split("/"))
-    return range(part, count, parts)
-
-
-def late() -> bool:
-    return time.monotonic() - BEGUN > float(option("SECONDS", "inf"))
+def free(path: Path, limit: str) -> bool:
+    """Whether this process measures what belongs into a file: it is not there, no other process has begun, in time."""
+    if path.is_file() or time.monotonic() - BEGUN > float(limit):
+        return False
+    try:
+        path.with_suffix(".begun").touch(exist_ok="CERTIFY_SHARE" not in os.environ)
+    except FileExistsError:
+        return False
+    return True
 
 
 def say(text: str) -> None:
     print(f"{time.monotonic() - BEGUN:6.1f} s  {text}", flush=True)
 
 
-def measure(model: str, context: int, count: int) -> None:
+def measure(model: str, context: int, count: int, share: float, name: str) -> None:
     """Measure the reads of documents that have no file yet."""
-    jobs = [(promise, rule) for promise in PROMISES for rule in rules_of(promise, context)]
-    for k in mine(count):
-        path = folder() / f"{model}-{context}-{k}.npz"
-        if path.is_file() or late() or k >= len(documents(model, context)):
-            continue
-        windows, index = documents(model, context)[k]
-        np.savez(path, **measure_reads(model_of(model), windows, [index], context, jobs, draws=DRAWS, seed=SEED))
-        say(f"{path.stem} of {count}")
+    jobs = [(promise, rule) for promise, rules in SETS[name].items() for rule in rules]
+    for k in range(count):
+        path = folder() / f"{model}-{context}-{name}-{k}.npz"
+        if free(path, option("READ_SECONDS", option("SECONDS", "inf"))) and k < len(documents(model, context)):
+            windows, index = documents(model, context)[k]
+            options: dict[str, Any] = {"draws": DRAWS, "seed": SEED, "heads": share, "turn": k // 2}
+            found = measure_reads(model_of(model), windows, [index], context, jobs, **options)
+            np.savez_compressed(path.with_suffix(".part.npz"), **found)
+            path.with_suffix(".part.npz").replace(path)
+            say(f"{path.stem} of {count}")
 
 
 def answer(model: str, context: int, count: int) -> None:
     """Measure the predictions for prompts that have no file yet."""
-    for k in mine(count):
+    for k in range(count):
         path = folder() / f"{model}-{context}-tasks-{k}.json"
-        if path.is_file() or late() or k >= len(documents(model, context)):
-            continue
-        windows, index = documents(model, context)[k]
-        given = (windows, index)
-        rows = [prompt_scores(model_of(model), *given, task, context, (0.1, 0.1), LIVE, SEED) for task in TASKS]
-        path.write_text(json.dumps(rows))
-        if k < 12 or k % 12 == 0:
-            say(f"{path.stem} of {count}: {[round(row[0], 4) for row in rows]}")
+        if free(path, option("SECONDS", "inf")) and k < len(documents(model, context)):
+            given, tasks = documents(model, context)[k], TASKS if k < int(option("TEXT_PROMPTS", "40")) else TASKS[:-1]
+            options = (context, (0.1, 0.1), LIVE, SEED)
+            found = {task: prompt_scores(model_of(model), *given, task, *options) for task in tasks}
+            path.with_suffix(".part").write_text(json.dumps(found))
+            path.with_suffix(".part").replace(path)
+            if k < 12 or k % 12 == 0:
+                say(f"{path.stem} of {count}: {path.read_text()}")
 
 
 def found_of(model: str, context: int, kind: str) -> list[Path]:
@@ -131,23 +143,22 @@ def found_of(model: str, context: int, kind: str) -> list[Path]:
     )
 
 
-def reads_rows(model: str, context: int) -> dict[str, Any]:
-    """Results of all promises from the files of a model and context."""
-    parts = [dict(np.load(path)) for path in found_of(model, context, "[0-9]*.npz")]
+def reads_rows(model: str, context: int, share: float, rules_name: str) -> dict[str, Any]:
+    """Results of all promises from the files of a model, context and set of rules."""
+    parts = [dict(np.load(path)) for path in found_of(model, context, f"{rules_name}-*.npz")]
     rows: dict[str, Any] = {}
     if not parts:
         return rows
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     windows, place = documents(model, context)[0][0], 0
     named = ",".join(Path(text).stem for text in texts())
-    for promise in PROMISES:
-        rules = rules_of(promise, context)
+    for promise, rules in SETS[rules_name].items():
         own = {name: found[name][:, :, place : place + len(rules)] for name in ("reads", "shared")}
         place += len(rules)
-        options: dict[str, Any] = {"draws": DRAWS, "heads": 1.0, "seed": SEED}
+        options: dict[str, Any] = {"draws": DRAWS, "heads": share, "seed": SEED}
         given = (model_of(model), windows, [], named, context, found | own, rules, promise, ())
         made = summarise(*given, **options)
-        name = f"{model}, {context}, {promise[0]:g}, {promise[1]:g}"
+        name = f"{model}, {context}, {promise[0]:g}, {promise[1]:g}" + (", all rules" if rules_name == "all" else "")
         rows[name] = {key: value for key, value in made.document().items() if key not in ("heads", "made", "tasks")}
         rows[name] |= {"queries": int(np.isfinite(own["reads"][:, :, 0, :, 0]).sum()), "heads": len(made.heads)}
         rows[name]["lowest_held"] = min(head.held for head in made.heads)
@@ -166,21 +177,22 @@ def reads_rows(model: str, context: int) -> dict[str, Any]:
 def task_rows(model: str, context: int) -> list[dict[str, Any]]:
     """Predictions on each task, from the files of a model and context."""
     parts = [json.loads(path.read_text()) for path in found_of(model, context, "tasks-*.json")]
-    made = [task_result(task, [part[place] for part in parts]) for place, task in enumerate(TASKS) if parts]
+    rows = {task: [part[task] for part in parts if task in part] for task in TASKS}
+    made = [task_result(task, found) for task, found in rows.items() if len(found) > 1]
     for row in made:
         say(f"{model} {context} {row.task}: {row}")
     return [{"model": model, "context": context, **vars(row)} for row in made]
 
 
 def run() -> dict[str, Any]:
-    for model, context, count in jobs_of("READS", READS):
-        measure(model, context, count)
-    for model, context, count in jobs_of("TASKS", PROMPTS):
+    for asked in reads_asked():
+        measure(*asked)
+    for model, context, count in tasks_asked():
         answer(model, context, count)
-    if "CERTIFY_PART" in os.environ:
+    if "CERTIFY_SHARE" in os.environ:
         raise SystemExit(0)
     rows: dict[str, Any] = {}
-    for model, context, _ in jobs_of("READS", READS):
-        rows |= reads_rows(model, context)
-    rows["tasks"] = [row for model, context, _ in jobs_of("TASKS", PROMPTS) for row in task_rows(model, context)]
+    for model, context, _, share, name in reads_asked():
+        rows |= reads_rows(model, context, share, name)
+    rows["tasks"] = [row for model, context, _ in tasks_asked() for row in task_rows(model, context)]
     return {"rows": rows}

@@ -27,8 +27,8 @@ PROMISES = ((0.1, 0.1), (0.05, 0.1), (0.2, 0.05))
 SEEDS, REPEATS = 4, 30
 # Launches that are tried on the first layer: PART, SCAN, KEYS, SPLITS, warps of `draw`, and share to read everything.
 LAUNCHES = (
-    (16, 2048, 32, 4, 4, 0.6), (16, 4096, 32, 4, 8, 0.6), (16, 2048, 32, 2, 4, 0.6), (32, 2048, 32, 8, 4, 0.6),
-    (16, 4096, 64, 2, 8, 0.6), (16, 2048, 32, 4, 4, 0.2),
+    (16, 2048, 32, 4, 4, 0.6), (16, 4096, 32, 4, 8, 0.6), (16, 4096, 64, 4, 8, 0.6), (16, 1024, 32, 8, 4, 0.6),
+    (16, 4096, 32, 2, 8, 0.6), (32, 4096, 32, 4, 8, 0.6), (16, 4096, 32, 4, 8, 0.2),
 )  # fmt: skip
 # Launches that are tried on the first layer: PART, SCAN, KEYS, SPLITS, warps of `draw`, and share to read everything.
 LAUNCHES = (

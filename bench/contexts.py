@@ -48,7 +48,6 @@ SEEDS, LENGTH = (1, 2), 512  # of the table of heads
 LOCAL, NEAR, INDUCTION = 0.5, 16, 0.3  # share of mass on the last 16 tokens; on the token after an earlier copy
 AIM = {"median_miss": 0.08, "coverage": (0.90, 0.97)}
 PIECES, PIECE = 5, 1 << 16  # of the text of `build`: sets, and characters that stand next to each other
-COLUMNS = ("predicted", "measured", "pooled", "predicted_in_use", "measured_in_use")
 BEGAN = time.perf_counter()
 
 
@@ -138,51 +137,69 @@ def rounded(values: Any) -> list[float]:
     return [float(f"{x:.4g}") for x in np.asarray(values, float).tolist()]
 
 
-def test(text: str, model: str, window: int, count: int, queries: int) -> dict[str, Any]:
-    """Predictions from windows of half a text against contexts of four times their length of the other half."""
+def save(name: str, done: dict[str, Any]) -> None:
+    """Merge the results of a part into the saved ones; other processes may do the same."""
+    folder = os.open(RESULT.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    before = json.loads(RESULT.read_text()).get("parts", {}) if RESULT.exists() else {}
+    done = {"device": choose_device("auto").type, **done}
+    RESULT.write_text(json.dumps({"aim": AIM, "parts": before | {name: done}}))
+    os.close(folder)
+
+
+def test(text: str, model: str, window: int, count: int, queries: int, also_apart: bool) -> dict[str, Any]:
+    """Predictions from windows of half a text against contexts of four times their length of the other half.
+
+    Saved before the pooled law, and windows that do not overlap (if `also_apart`), are compared.
+    """
     loaded = open_model(model)
-    context, began = 4 * window, seconds()
+    context, began, name = 4 * window, seconds(), f"test-{'qwen' if model == 'qwen' else text}"
     with tempfile.TemporaryDirectory() as folder:
         first, second = halves(text, folder)
         told = measured(loaded, first, window, 4, 1, count, queries)
         middle = seconds()
-        apart = measured(loaded, first, window, 4, 1, count, queries, False)
-        begin = seconds()
         real = measured(loaded, second, context, 1, 2, count, queries)
         end = seconds()
-        pilot = predict(loaded, first, sizes=[context // 8, context // 4, context // 2, context], device="auto")
-    places = list(real)
-    one, two, three = ([part[place] for place in places] for part in (told, real, apart))
-    n = int(two[0].n[-1])
-    curves = {head.place: head.curve for head in pilot.records}
-    pooled = np.array([curves[place].error[-1] for place in places])
-    ends = np.array([curves[place].interval[:, -1] for place in places])
-    spread = np.log(ends[:, 1] / ends[:, 0]) / 3.92
-    rows: dict[str, Any] = {}
-    for which in ("error", "in_use"):
-        target = level(two, which)
-        rows[which] = {
-            "contexts": compared(*level(one, which, n), *target),
-            "apart": compared(*level(three, which, n), *target),
-            "pooled": compared(pooled, spread, *target),
+        places = list(real)
+        one, two = ([part[place] for place in places] for part in (told, real))
+        n = int(two[0].n[-1])
+        pairs = {"error": "measured", "in_use": "measured_in_use"}
+        found = {"measured": level(two, "error"), "measured_in_use": level(two, "in_use")}
+        found |= {"predicted": level(one, "error", n), "predicted_in_use": level(one, "in_use", n)}
+        rows = {
+            which: {"contexts": compared(*found[real.replace("measured", "predicted")], *found[real])}
+            for which, real in pairs.items()
         }
-    columns = [
-        level(one, "error", n),
-        level(two, "error"),
-        (pooled, spread),
-        level(one, "in_use", n),
-        level(two, "in_use"),
-    ]
-    return {
-        "model": model, "text": text, "context": context, "window": window, "heads": len(places), "contexts": count,
-        "n": [int(part[0].n[-1]) for part in (one, two)], "dtype": str(loaded.model.dtype), "errors": rows,
-        "median_error": float(np.median(columns[1][0])),
-        "median_distance": float(np.median([r.distance for r in two if r.distance is not None])),
-        "seconds": {"predict": middle - began, "measure": end - begin},
-        "columns": ["layer", "head", *(f"{name}{end}" for name in COLUMNS for end in ("", "_stderr"))],
-        "by_head": [[*place, *rounded(row)] for place, row in zip(
-            places, np.array([part for pair in columns for part in pair]).T, strict=True)],
-    }  # fmt: skip
+        result = {
+            "model": model, "text": text, "context": context, "window": window, "heads": len(places),
+            "contexts": count, "n": [int(part[0].n[-1]) for part in (one, two)], "dtype": str(loaded.model.dtype),
+            "errors": rows, "median_error": float(np.median(found["measured"][0])),
+            "median_distance": float(np.median([r.distance for r in two if r.distance is not None])),
+            "seconds": {"predict": middle - began, "measure": end - middle},
+        }  # fmt: skip
+
+        def by_head() -> dict[str, Any]:
+            numbers = np.array([part for pair in found.values() for part in pair]).T
+            return {
+                "columns": ["layer", "head", *(f"{name}{end}" for name in found for end in ("", "_stderr"))],
+                "by_head": [[*place, *rounded(row)] for place, row in zip(places, numbers, strict=True)],
+            }
+
+        save(name, result | by_head())
+        print(name, json.dumps(rows), flush=True)
+        pilot = predict(loaded, first, sizes=[context // 8, context // 4, context // 2, context], device="auto")
+        curves = {head.place: head.curve for head in pilot.records}
+        ends = np.array([curves[place].interval[:, -1] for place in places])
+        pooled = np.array([curves[place].error[-1] for place in places])
+        found["pooled"] = (pooled, np.log(ends[:, 1] / ends[:, 0]) / 3.92)
+        for which, real_name in pairs.items():
+            rows[which]["pooled"] = compared(*found["pooled"], *found[real_name])
+        if also_apart:
+            save(name, result | by_head())
+            apart = list(measured(loaded, first, window, 4, 1, count, queries, False).values())
+            for which, real_name in pairs.items():
+                rows[which]["apart"] = compared(*level(apart, which, n), *found[real_name])
+    return result | by_head()
 
 
 def build(loaded: LoadedModel, path: str, folder: str, count: int = 32) -> dict[str, Any]:
@@ -201,6 +218,13 @@ def build(loaded: LoadedModel, path: str, folder: str, count: int = 32) -> dict[
             name: list(measured(loaded, str(file), window, length, 1, count, 1, overlap, together=2).values())
             for name, (window, length, overlap) in list(ways.items())[: 3 if part < 2 else 2]
         })  # fmt: skip
+        if len(sets) > 1:
+            save("build", built_of(sets, count))
+    return built_of(sets, count)
+
+
+def built_of(sets: list[dict[str, list[ContextRecord]]], count: int) -> dict[str, Any]:
+    """Predictions of contexts of the same set (bias of windows) and of other sets (with their intervals)."""
     n = int(sets[0]["real"][0].n[-1])
     result: dict[str, Any] = {"sets": len(sets), "contexts": count, "n": n, "same_contexts": {}, "other_contexts": {}}
     for which in ("error", "in_use"):
@@ -286,7 +310,12 @@ def heads(model: str) -> dict[str, Any]:
         "pubmed": str(DATA / TEXTS["pubmed"]),
         "stdlib-docs": "stdlib-docs",
     }
-    return {name: long_memory(loaded, text) for name, text in texts.items() if not late()}
+    found: dict[str, Any] = {}
+    for name, text in texts.items():
+        if not late():
+            found[name] = long_memory(loaded, text)
+            save(f"heads-{model}", found)
+    return found
 
 
 def built() -> dict[str, Any]:
@@ -296,9 +325,9 @@ def built() -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "build": built,
-    "test-pubmed": partial(test, "pubmed", "smollm2", 2048, 19, 3),
-    "test-reviews": partial(test, "reviews", "smollm2", 2048, 64, 1),
-    "test-qwen": partial(test, "reviews", "qwen", 8192, 28, 1),
+    "test-pubmed": partial(test, "pubmed", "smollm2", 2048, 19, 3, True),
+    "test-reviews": partial(test, "reviews", "smollm2", 2048, 48, 1, False),
+    "test-qwen": partial(test, "reviews", "qwen", 8192, 20, 2, False),
     **{f"heads-{model}": partial(heads, model) for model in ("minilm", "smollm2", "qwen")},
 }
 
@@ -308,15 +337,8 @@ def run() -> dict[str, Any]:
     part = os.environ.get("LIMITLENS_PART", "all")
     if part != "all" and part not in PARTS:
         raise SystemExit(f"LIMITLENS_PART is {part!r}; expected all or one of {', '.join(PARTS)}")
-    with RESULT.with_suffix(".lock").open("w") as lock:
-        for name in [name for name in PARTS if name != "build"] if part == "all" else [part]:
-            done = {"device": choose_device("auto").type, **PARTS[name]()}
-            print(
-                name, f"{seconds():.0f} s", json.dumps({k: done[k] for k in ("errors", "n") if k in done}), flush=True
-            )
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            before = json.loads(RESULT.read_text()).get("parts", {}) if RESULT.exists() else {}
-            result = {"aim": AIM, "parts": before | {name: done}}
-            RESULT.write_text(json.dumps(result))
-            fcntl.flock(lock, fcntl.LOCK_UN)
-    return result
+    for name in [name for name in PARTS if name != "build"] if part == "all" else [part]:
+        done = PARTS[name]()
+        print(name, f"{seconds():.0f} s", json.dumps({k: done[k] for k in ("errors", "n") if k in done}), flush=True)
+        save(name, done)
+    return dict(json.loads(RESULT.read_text()))

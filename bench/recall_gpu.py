@@ -1,7 +1,7 @@
 """Recall of a 1.5B model with a cut cache on one GPU, in stages that several processes share.
 
-    python -m bench.recall_gpu fit CONTEXT POLICY[,POLICY]    plans, in the folder RECALL_FOLDER
-    python -m bench.recall_gpu ask CONTEXT I/N                scores of the I-th of every N prompts
+    python -m bench.recall_gpu run CONTEXT I/N                plans, then scores of prompts, by N processes at once
+    python -m bench.recall_gpu ask CONTEXT I/N                scores of the I-th of every N prompts with these plans
     python -m bench.recall_gpu time CONTEXT[,CONTEXT]         seconds of each method's prefill; runs alone
     python -m bench.recall_gpu heads TOKENS                   heads that recall, and a probe of the model
     python -m bench.recall_gpu gather FILE                    everything in the folder as one JSON file
@@ -13,6 +13,7 @@ from the texts of RECALL_TEXTS (each window of a text is used once a task), plan
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -20,7 +21,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,14 @@ import numpy as np
 import torch
 
 import limitlens as ll
-from bench.recall import compared, recalling_heads
-from limitlens.attention.policies import SHARED, Selection, keep
+from bench.recall import compared
+from limitlens.attention.policies import SHARED, Selection, duo, keep
 from limitlens.attention.policies.base import held_first
-from limitlens.cache.budgets import fisher_costs
-from limitlens.cache.compressed import budgets_for
-from limitlens.cache.cut import BEHIND, cut_windows, measure_cut, window_order
-from limitlens.cache.layers import layer_caches
-from limitlens.cache.plan import Plan, make_plan
+from limitlens.cache import budgets
+from limitlens.cache.cut import BEHIND, CutCurves, cut_windows, window_order
+from limitlens.cache.cut import SHARES as SIZES
 from limitlens.cache.reading import ReadPrompt, read_prompt
-from limitlens.cache.recall import TwoAxes
+from limitlens.cache.recall import TwoAxes, text_costs
 from limitlens.cache.reconstruction import repeat_attention
 from limitlens.cache.tasks import SOLVED, TEXT, prompts_of
 from limitlens.models import LoadedModel, Windows, load, open_corpus
@@ -48,19 +47,23 @@ from limitlens.statistics.documents import paired_mean
 
 OPTIONS = {
     "MODEL": "qwen", "DTYPE": "bfloat16", "FOLDER": "runs/recall-gpu", "SECONDS": "1e9",
-    "CORPUS": "stdlib-docs", "TEXTS": "stdlib-docs", "WINDOWS": "8,2",  # of plans: to fit, to check
-    "SHARES": "0.25,0.125", "SWEEP": "0.15,0.2,0.3,0.4,0.5", "GOALS": "fisher,text,both,recall",
+    "CORPUS": "stdlib-docs", "TEXTS": "stdlib-docs", "WINDOWS": "8",  # on which plans are fitted
+    "SHARES": "0.25,0.125", "SWEEP": "0.15,0.2,0.3,0.4,0.5",
     "TASKS": "needle8:200,text:200,needle1:60,hop:60,repeat:60,words:60", "SWEPT": "40",  # prompts of the other shares
-    "ROUNDS": "2",  # refits to recall, at most
+    "KVPRESS": "needle8:24,text:24,needle1:12", "PROMPTS": "",  # prompts for kvpress, and their file
+    "FIT": "1e9", "WAIT": "1e9",  # seconds after which no fit begins, and others are no longer waited for
+    # Plans for recall of each process, in this order.
+    "JOBS0": "best:both:0.25,best:strong:0.25", "JOBS1": "reconstruction:both:0.25,reconstruction:both:0.125",
+    "JOBS2": "expected:both:0.25,expected:both:0.125", "JOBS3": "best:both:0.125,best:both:0.2,best:both:0.3",
     "CALIBRATION": "24",  # prompts on which recall is fitted, at most
     "METHODS": "",  # parts of names of methods; empty: all
     "FEWER": "both,strong,kvzip,adakv,duo,streaming,only,random",  # the same on tasks but those of `MAIN`
-    "FOLLOW": "1",  # also divide the keys of plans for reconstruction scores by the prompt
+    "FOLLOW": "4",  # windows from which keys are divided by the prompt, for plans with reconstruction scores; 0: none
 }  # fmt: skip
-MEASURED = ("streaming", "snapkv", "expected", "reconstruction")  # key policies of plans
+MEASURED = ("streaming", "expected", "reconstruction")  # key policies of plans
 UNIFORM = ("expected", "reconstruction", "snapkv", "streaming")
-GOALS: dict[str, Mapping[str, float] | None] = {
-    "fisher": None, "text": {"text": 1.0}, "both": {"text": 1.0, "recall": 1.0},
+GOALS: dict[str, Mapping[str, float]] = {
+    "text": {"text": 1.0}, "both": {"text": 1.0, "recall": 1.0},
     "strong": {"text": 1.0, "recall": 10.0}, "recall": {"text": 0.0, "recall": 1.0},
 }  # fmt: skip
 MAIN = ("needle8", TEXT)
@@ -119,69 +122,112 @@ def shares() -> list[float]:
     return [float(share) for part in ("SHARES", "SWEEP") for share in option(part).split(",") if share]
 
 
-def place_of(context: int, policy: str, goal: str, share: float) -> Path:
-    return Path(option("FOLDER")) / f"plan-{context}-{policy}-{goal}-{share:g}"
+@dataclass(frozen=True)
+class Fitted:
+    """Budgets and policies [layer][kv_head] of a plan for one share of a context, with how they were fitted."""
+
+    context: int
+    policy: str
+    goal: str
+    share: float
+    budgets: list[list[int]]
+    policies: list[list[str]]
+    seconds: float
+    recall: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the method in tables."""
+        return f"{self.policy}:{self.goal}:{self.share:g}"
+
+    def counts(self, length: int) -> list[list[int]]:
+        """Budgets for a prompt of another length, at the same shares."""
+        return [[min(length, round(n * length / self.context)) for n in row] for row in self.budgets]
 
 
-def fit(context: int, policies: Sequence[str]) -> None:
-    """Fit plans of each policy for every goal and share, on windows of the calibration text."""
-    loaded = model()
-    fitted, checked = map(int, option("WINDOWS").split(","))
+def costs_on_text(axes: TwoAxes, part: int, parts: int) -> None:
+    """Directional costs on text of all policies, of which each process measures some windows."""
+    own = range(part, len(axes.rows), parts)
+    context, sizes = axes.curves.context, axes.curves.sizes
+    costs = []
+    for row in own:
+        (prompt,) = prompts_of(axes.loaded, axes.windows, axes.rows[row], (TEXT,), context, SEED)
+        costs.append(text_costs(read_prompt(axes.loaded, prompt, SEED), MEASURED, sizes, SEED).tolist())
+        say(f"costs on text of window {row}")
+    write(f"costs-{part}.json", costs)
+    path = Path(option("FOLDER"))
+    while len(list(path.glob("costs-*.json"))) < parts and time.perf_counter() - BEGAN < float(option("WAIT")):
+        time.sleep(0.5)
+    every = [one for name in sorted(path.glob("costs-*.json")) for one in json.loads(name.read_text())]
+    mean = np.mean(every, 0)
+    say(f"costs on text of {len(every)} windows")
+    axes.text[MEASURED] = mean
+    for k, name in enumerate(MEASURED):
+        axes.text[name,] = mean[[k]]
+
+
+def fit(loaded: LoadedModel, context: int, part: int, parts: int) -> None:
+    """Fit the plans of one process; plans for text alone are free and made by the first."""
     windows = cut_windows(loaded, unpacked(option("CORPUS")), "auto", context)
-    order = window_order(windows, SEED)[: fitted + checked]
-    say(f"{windows.count} windows of {windows.length} tokens")
-    curves = measure_cut(loaded, windows, order, context, MEASURED, seed=SEED)
-    say("error curves")
-    goals = option("GOALS").split(",")
-    fisher = np.zeros(curves.full.shape[1:])
-    if "fisher" in goals:
-        fisher = fisher_costs(loaded, windows, order[:fitted], context, seed=SEED)
-        say("Fisher costs")
-    measured = curves, fisher, layer_caches(loaded, context)
-    axes = TwoAxes(loaded, windows, order[:fitted], curves, {"text": 1.0}, SEED, rounds=int(option("ROUNDS")))
-    for goal in goals:
+    rows = window_order(windows, SEED)[: int(option("WINDOWS"))]
+    sizes = tuple(sorted({round(share * context) for share in SIZES}))
+    layers, heads = kv_shape(loaded.model)
+    nothing = np.zeros((1, len(MEASURED), layers, heads, len(sizes)))  # the fits read sizes, layers and policies
+    curves = CutCurves(MEASURED, sizes, nothing, nothing[:, 0, ..., 0], heads, tuple(range(layers)))
+
+    def stop() -> bool:
+        return time.perf_counter() - BEGAN > float(option("FIT"))
+
+    axes = TwoAxes(loaded, windows, rows, curves, {"text": 1.0}, SEED, stop=stop)
+    costs_on_text(axes, part, parts)
+
+    def make(policy: str, goal: str, share: float) -> None:
+        begun = time.perf_counter()
+        candidates = [k for k, name in enumerate(MEASURED) if policy in ("best", name)]
+        axes.weights = GOALS[goal]
+        chosen, keys, recall = axes.fit(np.array(candidates), round(share * context * layers * heads))
+        names = [[MEASURED[place] for place in row] for row in chosen]
+        made = Fitted(context, policy, goal, share, keys.tolist(), names, round(time.perf_counter() - begun, 2),
+                      None if recall is None else dict(vars(recall)))  # fmt: skip
+        write(f"plan-{made.name}.json", vars(made))
+        say(f"{made.name}: {made.seconds} s {made.recall}")
+
+    for policy in ("best", "reconstruction", "expected") if part == 0 else ():
         for share in shares():
-            for policy in policies:
-                begun, weights = time.perf_counter(), GOALS[goal]
-                if late() or (goal == "recall" and share != shares()[0]):
-                    continue
-                axes.weights = weights or {}
-                if "recall" in axes.weights:
-                    reads, families = axes.calibrated
-                    axes.calibrated = reads[: int(option("CALIBRATION"))], families
-                made = make_plan(*measured, policy=policy, share=share, fitted=fitted,
-                                 axes=None if weights is None else axes)  # fmt: skip
-                made = replace(made, model=loaded.name, corpus=option("CORPUS"), seed=SEED)
-                path = place_of(context, policy, goal, share)
-                made.save(path)
-                seconds = time.perf_counter() - begun
-                found = None if made.recall is None else vars(made.recall)
-                write(f"{path.name}.json", {
-                    "context": context, "policy": policy, "goal": goal, "share": share, "seconds": seconds,
-                    "recall": found, "budgets": made.budgets, "policies": made.policies,
-                })  # fmt: skip
-                say(f"{path.name}: {seconds:.1f} s {found}")
+            make(policy, "text", share)
+    if part == 0:
+        streaming = axes.text["streaming",][0]
+        for share in shares():
+            lost = budgets.at_keys(streaming, sizes, round(duo.WINDOW * context)) - streaming[..., -1]
+            keys = duo.whole_heads(lost, context, round(share * context * layers * heads))
+            made = Fitted(context, "duo", "text", share, keys.tolist(), [["streaming"] * heads] * layers, 0.0)
+            write(f"plan-{made.name}.json", vars(made))
+    reads, families = axes.calibrated
+    say(f"{len(reads)} calibration prompts, accuracy {families}")
+    axes.calibrated = reads[: int(option("CALIBRATION"))], families
+    for job in option(f"JOBS{part}").split(","):
+        if stop():
+            break
+        policy, goal, share = job.split(":")
+        make(policy, goal, float(share))
 
 
-def plans(context: int) -> dict[str, Plan]:
-    """Plans of a context length by name, policy:goal:share; for longer contexts those of 4,096 too, "scaled"."""
-    found = {} if context <= 4096 else {f"scaled:{name}": plan for name, plan in plans(4096).items()}
-    for share in shares():
-        for path in sorted(Path(option("FOLDER")).glob(f"plan-{context}-*-{share:g}.json")):
-            policy, goal = path.name.split("-")[2:4]
-            plan = ll.load(path.with_suffix(""))
-            assert isinstance(plan, Plan)
-            found[f"{policy}:{goal}:{share:g}"] = plan
+def plans(context: int) -> dict[str, Fitted]:
+    """Plans by name, policy:goal:share; for another context they give their shares ("scaled")."""
+    found = {}
+    for path in sorted(Path(option("FOLDER")).glob("plan-*.json")):
+        made = Fitted(**json.loads(path.read_text()))
+        found[made.name if made.context == context else f"scaled:{made.name}"] = made
     return found
 
 
-def typical_scores(loaded: LoadedModel, made: Mapping[str, Plan], context: int) -> dict[str, torch.Tensor]:
+def typical_scores(loaded: LoadedModel, made: Mapping[str, Fitted], context: int) -> dict[str, torch.Tensor]:
     """Logarithms (layers, kv heads) of the reconstruction score of the last key that a plan keeps, by name of the plan.
 
     Means over windows of the calibration text. Plans with other policies are left out.
     """
     windows = cut_windows(loaded, unpacked(option("CORPUS")), "auto", context)
-    rows = window_order(windows, SEED)[: int(option("WINDOWS").split(",")[0])]
+    rows = window_order(windows, SEED)[: int(option("FOLLOW"))]
     made = {name: plan for name, plan in made.items()
             if name.startswith(("reconstruction:text", "reconstruction:both", "reconstruction:strong"))}  # fmt: skip
     found: dict[str, list[torch.Tensor]] = {name: [] for name in made}
@@ -194,22 +240,22 @@ def typical_scores(loaded: LoadedModel, made: Mapping[str, Plan], context: int) 
     return {name: torch.stack(parts).mean(0) for name, parts in found.items() if parts}
 
 
-def follow(read: ReadPrompt, plan: Plan, typical: torch.Tensor) -> PolicyHook:
+def follow(read: ReadPrompt, plan: Fitted, typical: torch.Tensor) -> PolicyHook:
     """Cut with the plan's number of keys in all, divided by the prompt: scores over the plan's typical scores.
 
     A head keeps more keys than planned where the prompt gives its keys larger scores than the calibration text did.
     """
-    budgets = torch.tensor(plan.budgets, device=typical.device)
+    counts = torch.tensor(plan.budgets, device=typical.device)
     logs = torch.stack(read.repeat).log() - typical[..., None]
-    logs = held_first(logs, 1).masked_fill((budgets >= 0.95 * read.context)[..., None], float("inf"))
-    masks = keep(logs.flatten(), int(budgets.sum())).view_as(logs)
+    logs = held_first(logs, 1).masked_fill((counts >= 0.95 * read.context)[..., None], float("inf"))
+    masks = keep(logs.flatten(), int(counts.sum())).view_as(logs)
     hook = PolicyHook("recent", 0, read.context, SEED, kv_shape(read.loaded.model))
     hook.selected = {layer: Selection(mask[None, :, None]) for layer, mask in enumerate(masks)}
     return hook
 
 
 def hooks_of(
-    read: ReadPrompt, made: Mapping[str, Plan], ablated: Mapping[str, Any], typical: Mapping[str, torch.Tensor],
+    read: ReadPrompt, made: Mapping[str, Fitted], ablated: Mapping[str, Any], typical: Mapping[str, torch.Tensor],
     task: str, swept: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Cuts by the name of the method and its share: plans, shared and uniform baselines, and ablations of heads.
@@ -223,16 +269,12 @@ def hooks_of(
         if not own or not (swept or share in wanted):
             continue
         for name, plan in own.items():
-            if share in wanted or name.startswith(("reconstruction:", "best:", "expected:text")):
-                makers[name] = partial(read.cut, plan.policies, budgets_for(plan, read.context))
+            makers[name] = partial(read.cut, plan.policies, plan.counts(read.context))
             if name in typical and share in wanted:
                 makers[f"follow:{name}"] = partial(follow, read, plan, typical[name])
         whole = round(share * read.context * int(np.prod(kv_shape(read.loaded.model))))
-        first = made.get(f"reconstruction:fisher:{share:g}")  # its other allocations need Fisher costs
         for rule in SHARED:
             makers[f"{rule}:{share:g}"] = partial(read.shared, rule, whole)
-        if share in wanted and first is not None:
-            makers[f"duo:{share:g}"] = partial(read.cut, "streaming", first.allocations["streaming"]["duo"])
         for name in UNIFORM if share in wanted else ("streaming",):
             makers[f"{name}:uniform:{share:g}"] = partial(read.cut, name, round(share * read.context))
     for name, heads in ablated.items():
@@ -245,21 +287,24 @@ def hooks_of(
     return {name: make() for name, make in makers.items() if not parts or any(part in name for part in parts)}
 
 
-def ablations(made: Mapping[str, Plan]) -> dict[str, list[tuple[int, int]]]:
+def ablations(made: Mapping[str, Fitted]) -> dict[str, list[tuple[int, int]]]:
     """Heads that a plan keeps for recall, and as many random heads three times, by name."""
     found: dict[str, list[tuple[int, int]]] = {}
     share = option("SHARES").split(",")[0]
     rng = np.random.default_rng(SEED)
-    for goal in ("both", "strong", "recall"):
-        with_recall, without = (made.get(f"reconstruction:{one}:{share}") for one in (goal, "text"))
+    for policy, goal in itertools.product(("reconstruction", "best"), ("both", "strong")):
+        with_recall, without = (made.get(f"{policy}:{one}:{share}") for one in (goal, "text"))
         if with_recall is None or without is None:
             continue
-        if heads := recalling_heads(with_recall, without):
-            found[f"only heads kept for {goal} cut"] = heads
-            others = [place for place in np.ndindex(np.shape(without.budgets)) if place not in heads]
+        more, fewer = np.array(with_recall.budgets), np.array(without.budgets)
+        places = np.argwhere((more >= 2 * fewer) & (more >= with_recall.context / 8)).tolist()
+        heads = [(layer, head) for layer, head in places]
+        if heads:
+            found[f"only heads kept for {policy} {goal} cut"] = heads
+            others = [place for place in np.ndindex(more.shape) if place not in heads]
             for draw in range(3):
                 chosen = rng.permutation(len(others))[: len(heads)]
-                found[f"as many random heads as for {goal} cut, draw {draw}"] = [others[k] for k in chosen]
+                found[f"as many random heads as for {policy} {goal} cut, draw {draw}"] = [others[k] for k in chosen]
     return found
 
 
@@ -277,12 +322,16 @@ def rows_of(loaded: LoadedModel, context: int, most: int) -> list[tuple[Windows,
     return found[:most]
 
 
+def tasks_of(name: str) -> dict[str, int]:
+    """Numbers of prompts by task, from an option."""
+    return {task: int(count) for task, count in (pair.split(":") for pair in option(name).split(","))}
+
+
 def jobs(tasks: Mapping[str, int], part: str) -> Iterator[tuple[int, str]]:
-    """(document, task) of one part: all tasks of a document before the next document."""
+    """(document, task) of one part, in an order in which all tasks proceed at once."""
     own, parts = map(int, part.split("/"))
-    for document in range(max(tasks.values())):
-        if document % parts == own:
-            yield from ((document, task) for task, count in tasks.items() if document < count)
+    every = [(document, task) for task, count in tasks.items() for document in range(own, count, parts)]
+    yield from sorted(every, key=lambda job: job[0] / tasks[job[1]])
 
 
 def scores_of(read: ReadPrompt, hooks_for: Callable[[ReadPrompt], dict[str, Any]]) -> dict[str, list[float]]:
@@ -295,14 +344,22 @@ def scores_of(read: ReadPrompt, hooks_for: Callable[[ReadPrompt], dict[str, Any]
     return {name: [round(values[key], 6) for key in SCORES] for name, values in found.items()}
 
 
-def ask(context: int, part: str) -> None:
-    """Score the answers to one part of the prompts with every method, and keep the prompts for kvpress."""
-    loaded = model()
+def wait_for_plans(parts: int) -> None:
+    """Wait until every process has tried its fits."""
+    while len(list(Path(option("FOLDER")).glob("done-*.json"))) < parts:
+        if time.perf_counter() - BEGAN > float(option("WAIT")):
+            say("waited long enough for plans")
+            break
+        time.sleep(0.5)
+
+
+def ask(loaded: LoadedModel, context: int, part: str) -> None:
+    """Score the answers to one part of the prompts with every method."""
     made = plans(context)
     ablated = ablations(made)
-    typical = typical_scores(loaded, made, context) if option("FOLLOW") == "1" else {}
+    typical = typical_scores(loaded, made, context) if option("FOLLOW") != "0" else {}
     say(f"plans {list(made)}, ablations {ablated}")
-    tasks = {name: int(count) for name, count in (pair.split(":") for pair in option("TASKS").split(","))}
+    tasks = tasks_of("TASKS")
     rows = rows_of(loaded, context, max(tasks.values()))
     name = f"ask-{context}-{part.replace('/', '-')}.json"
     found: list[dict[str, Any]] = []
@@ -322,8 +379,8 @@ def ask(context: int, part: str) -> None:
         begun = time.perf_counter()
         try:
             scores = scores_of(read_prompt(loaded, prompt, SEED), hooks_for(document, task))
-        except RuntimeError as error:  # out of memory beside other programs: the prompt is left out
-            say(f"{document} {task} failed: {error}")
+        except Exception as error:  # out of memory beside other programs: the prompt is left out
+            say(f"{document} {task} failed: {error!r}")
             torch.cuda.empty_cache()
             continue
         found.append({"document": document, "text": text, "row": row, "task": task, "scores": scores})
@@ -339,11 +396,10 @@ def ask(context: int, part: str) -> None:
     say(f"{len(found)} prompts")
 
 
-def prompts(context: int, path: str) -> None:
-    """Write the first prompts of needle8, text and needle1 as tokens, for `bench/recall_kvpress.py`."""
-    loaded = model()
-    tasks = {name: int(count) for name, count in (pair.split(":") for pair in option("TASKS").split(","))}
-    rows = rows_of(loaded, context, max(200, *tasks.values()))
+def write_prompts(loaded: LoadedModel, context: int, path: str) -> None:
+    """Write the first prompts of some tasks as tokens, for `bench/recall_kvpress.py`."""
+    tasks = tasks_of("KVPRESS")
+    rows = rows_of(loaded, context, max(tasks_of("TASKS").values()))
     found = []
     for document, task in jobs(tasks, "0/1"):
         windows, row, _ = rows[document]
@@ -351,6 +407,22 @@ def prompts(context: int, path: str) -> None:
         found.append({"document": document} | vars(prompt))
     Path(path).write_text(json.dumps(found))
     say(f"{len(found)} prompts for kvpress")
+
+
+def run(context: int, part: int, parts: int) -> None:
+    """Fit plans in all processes, then score prompts in all but the last, which writes prompts for kvpress."""
+    loaded = model()
+    try:
+        fit(loaded, context, part, parts)
+    except Exception as error:  # the other processes go on
+        say(f"fit failed: {error!r}")
+        torch.cuda.empty_cache()
+    write(f"done-{part}.json", part)
+    if part < parts - 1:
+        wait_for_plans(parts)
+        ask(loaded, context, f"{part}/{parts - 1}")
+    elif option("PROMPTS"):
+        write_prompts(loaded, context, option("PROMPTS"))
 
 
 def seconds_of(work: Callable[[], Any], repeats: int = 3) -> float:
@@ -522,16 +594,15 @@ def report(path: str, results: str, *timed: str) -> None:
 
 
 def main(stage: str, *given: str) -> None:
-    if stage == "fit":
-        fit(int(given[0]), given[1].split(","))
+    part, parts = map(int, given[1].split("/")) if stage in ("run", "ask") else (0, 1)
+    if stage == "run":
+        run(int(given[0]), part, parts)
+    elif stage == "ask":
+        ask(model(), int(given[0]), given[1])
     elif stage == "time":
         timed([int(one) for one in given[0].split(",")])
     elif stage == "heads":
         heads(int(given[0]))
-    elif stage == "ask":
-        ask(int(given[0]), given[1])
-    elif stage == "prompts":
-        prompts(int(given[0]), given[1])
     elif stage == "gather":
         gather(given[0])
     else:

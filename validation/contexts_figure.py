@@ -1,7 +1,11 @@
-"""Draw docs/contexts.svg: errors of contexts of minilm on stdlib-docs beside those of independent tokens."""
+"""Draw docs/contexts.svg: errors of contexts beside those of independent tokens, and predicted beside measured errors.
+
+The right half shows the tests in bench/results/contexts.json.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import matplotlib
@@ -12,14 +16,14 @@ from matplotlib import pyplot as plt
 
 import limitlens as ll
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
     run = ll.predict("minilm", "stdlib-docs", window=512, context=512, sizes="32:512:5")
     found = [head.contexts for head in run.records]
     n = found[0].n  # type: ignore[union-attr]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     lines = {
         "n independent tokens": [np.exp(np.log(head.curve.error)) for head in run.records],
         "context of n tokens, against the corpus": [one.error for one in found],  # type: ignore[union-attr]
@@ -32,18 +36,24 @@ def main() -> None:
     left.set(xlabel="n", ylabel="relative error, median head", xticks=n, xticklabels=[str(int(size)) for size in n])
     left.minorticks_off()
     left.legend(fontsize=8)
-    worth = np.array([one.worth[-1] for one in found])  # type: ignore[union-attr, index]
-    long = np.array([one.memory.verdict == "long memory" for one in found])  # type: ignore[union-attr]
-    bins = np.geomspace(np.nanmin(worth), np.nanmax(worth) * 1.01, 16)
-    right.hist([worth[~long], worth[long]], bins=bins, stacked=True, label=["plateau", "long memory"])
-    right.set(xscale="log", xlabel=f"independent tokens that a context of {int(n[-1])} is worth", ylabel="heads")
-    right.legend(fontsize=8)
-    right.set_xticks([50, 100, 200, 400], ["50", "100", "200", "400"])
-    right.minorticks_off()
     left.set_yticks([0.1, 0.2, 0.4, 0.8], ["0.1", "0.2", "0.4", "0.8"])
-    figure.savefig(DOCS / "contexts.svg", metadata={"Date": None})
+    worth = np.array([one.worth[-1] for one in found])  # type: ignore[union-attr, index]
+    parts = json.loads((ROOT / "bench" / "results" / "contexts.json").read_text())["parts"]
+    ends = [np.inf, 0.0]
+    for part in parts.values():
+        if "by_head" not in part:
+            continue
+        places = [part["columns"].index(name) for name in ("measured", "predicted")]
+        measured, predicted = np.array(part["by_head"])[:, places].T
+        ends = [min(ends[0], *measured, *predicted), max(ends[1], *measured, *predicted)]
+        label = f"{part['model']}, {part['text']}, n = {part['context']:,}"
+        right.loglog(measured, predicted, "o", markersize=3, alpha=0.6, label=label)
+    right.fill_between(ends, np.multiply(ends, 0.92), np.multiply(ends, 1.08), color="0.8", label="±8%")
+    right.set(xlabel="error measured on other text", ylabel="error predicted from windows of n/4")
+    right.legend(fontsize=8)
+    figure.savefig(ROOT / "docs" / "contexts.svg", metadata={"Date": None})
     print(*(f"{label}: {np.median(rows, 0).round(3)}" for label, rows in lines.items()), within, sep="\n")
-    print(f"median worth {np.nanmedian(worth):.0f} of {int(n[-1])}; long memory {long.sum()} of {len(long)} heads")
+    print(f"median worth {np.nanmedian(worth):.0f} of {int(n[-1])}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ FIRST, FEWEST = 0.01, 48  # expected size of the first sample: a share of the ke
 UNSURE = 8  # sampled keys with π < 1 that a check needs, because the variance of unread keys is estimated from them
 GROWTH = (1.15, 3.0)  # least and largest factor by which a sample grows if its check fails
 STAGES = 8  # samples that a query may check before it reads everything
-AT_ONCE = (1 << 24, 1 << 28)  # numbers of sampled values held at once, on a CPU and on another device
+AT_ONCE = (1 << 22, 1 << 27)  # numbers of sampled values held at once, on a CPU and on another device
 DIRECTIONS, DEGREES = 32, 96  # rows and columns of a table of quantiles
 FREEDOM, DEGREE = math.log(512) / (DIRECTIONS - 1), math.log(1e6) / (DEGREES - 1)  # its steps in log f and log ν
 MUCH = 0.6  # share of the keys from which on a query reads everything
@@ -131,9 +131,9 @@ def read_keys(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Keys (m, n) that queries read to keep a `promise` (ε, δ) of their output error, and log-weights of these keys.
 
-    Scores, predicted scores, the mask `seen` and uniform numbers are (m, n), learned sinks (m,). Values are (n, v), or
-    (h, n, v) for queries in h groups of m/h. A query whose sample would hold more than 60% of its keys, or that fails
-    all checks, reads all keys with weight 1.
+    Uniform numbers are (m, n); scores, predicted scores and the mask `seen` are (q, n) and learned sinks (q,), of q
+    queries with m/q draws each. Values are (n, v), or (h, n, v) for queries in h groups of q/h. A query whose sample
+    would hold more than 60% of its keys, or that fails all checks, reads all keys with weight 1.
     """
     never = float("-inf")
     place = seen.cumsum(-1)
@@ -157,34 +157,39 @@ def read_keys(
     known = torch.cat([mass[:, None], (exact.view(len(value), -1, exact.shape[-1]) @ value).flatten(0, 1)], -1)
     first = torch.arange(len(scores), device=scores.device) * len(value) // len(scores) * value.shape[1]
     length, value = value.norm(dim=-1).amax(-1), value.flatten(0, 1)  # longest value of each group, and all values
-    odds = torch.where(tail, uniform / share, torch.inf)
-    level = (FIRST * count).clamp_min(FEWEST).to(scores.dtype)
-    whole = ~tail.any(-1)
+    draws = len(uniform) // len(scores)
+    query = torch.arange(len(uniform), device=scores.device) // draws  # of each draw
+    odds = torch.where(tail[:, None], uniform.view(len(scores), draws, -1) / share[:, None], torch.inf).flatten(0, 1)
+    level = (FIRST * count).clamp_min(FEWEST).to(scores.dtype)[query]
+    whole = ~tail.any(-1)[query]
+    lowest = share.masked_fill(~tail, torch.inf).amin(-1)
     rows = (~whole).nonzero()[:, 0]
     once = rule.size not in ("checked", "proved")
     for _ in range(1 if once else STAGES):
         if not len(rows):
             break
         held, wanted = torch.ones_like(whole[rows]), level[rows]
-        for part in _batches((odds[rows] < level[rows, None]).sum(-1), value):
-            own = rows[part]
-            sample = _Sample.at(level[own], odds[own], share[own], weight[own], known[own], value, first[own])
+        drawn = odds[rows] < level[rows, None]
+        for part in _batches(drawn.sum(-1), value):
+            own, of = level[rows[part]], query[rows[part]]
+            sample = _Sample.at(own, drawn[part], share, weight, of, known, value, first, own * lowest[of] < 1)
             if rule.size == "proved":
-                ceiling, longest = (bound[own] - peak[own]).exp(), length[first[own] * len(length) // len(value)]
-                held[part], wanted[part] = sample.proved(ceiling, share[own], longest, promise)
+                ceiling, longest = (bound - peak).exp()[of], length[first[of] * len(length) // len(value)]
+                held[part], wanted[part] = sample.proved(ceiling, share[of], longest, promise)
             else:
                 held[part], wanted[part] = sample.estimated(rule.size, promise)
         least, most = (factor * level[rows] for factor in ((1, float("inf")) if once else GROWTH))
         level[rows] = torch.where(held, level[rows], wanted.clamp(least, most))
         rows = rows[~held]
-        much = (level[rows, None] * share[rows]).clamp_max(1).sum(-1) > MUCH * count[rows]
+        much = (level[rows, None] * share[query[rows]]).clamp_max(1).sum(-1) > MUCH * count[query[rows]]
         whole[rows[much]] = True
         rows = rows[~much]
     if not once:
         whole[rows] = True
-    mask = seen & (whole[:, None] | fixed | (odds < level[:, None]))
-    chance = (level[:, None] * share).clamp_max(1)
-    return mask, torch.where(mask & tail & ~whole[:, None], -chance.log(), 0.0)
+    level, whole, odds = level.view(-1, draws, 1), whole.view(-1, draws, 1), odds.view(len(scores), draws, -1)
+    mask = seen[:, None] & (whole | fixed[:, None] | (odds < level))
+    chance = torch.where(tail[:, None] & ~whole, level * share[:, None], 1).clamp(1e-30, 1)
+    return mask.flatten(0, 1), (-chance.log()).flatten(0, 1)
 
 
 def _batches(count: Tensor, value: Tensor) -> list[Tensor]:
@@ -214,26 +219,26 @@ class _Sample:
 
     @classmethod
     def at(
-        cls, level: Tensor, odds: Tensor, share: Tensor, weight: Tensor, known: Tensor, value: Tensor, first: Tensor
+        cls, level: Tensor, drawn: Tensor, share: Tensor, weight: Tensor, of: Tensor, known: Tensor, value: Tensor,
+        first: Tensor, missed: Tensor,
     ) -> Self:  # fmt: skip
-        """Sample of the keys whose odds U/g are below the level; `known` holds the sums over the fixed keys.
+        """Sample of the keys `drawn` (m, n) for the queries `of` (m,); `missed` says whether it may miss some.
 
-        Values of all queries are (·, v), those of the keys of a query from `first` (m,) on.
+        Shares and weights are (q, n); `known` (q, ·) holds the sums over fixed keys. Values of all queries are (·, v),
+        those of the keys of a query from `first` (q,) on.
         """
-        drawn = odds < level[:, None]
         count = drawn.sum(-1)
         row, key = drawn.nonzero(as_tuple=True)
-        valid = torch.arange(int(count.max().clamp_min(1)), device=odds.device) < count[:, None]
-        index = torch.zeros(valid.shape, dtype=torch.long, device=odds.device)
-        index[row, drawn.cumsum(-1)[row, key] - 1] = key
-        every, share, weight = share, share.gather(-1, index), weight.gather(-1, index)
+        valid = torch.arange(int(count.max().clamp_min(1)), device=drawn.device) < count[:, None]
+        index = torch.zeros(valid.shape, dtype=torch.long, device=drawn.device)
+        index[row, torch.arange(len(row), device=drawn.device) - (count.cumsum(0) - count)[row]] = key
+        share, weight = share[of[:, None], index], weight[of[:, None], index]
         chance = (level[:, None] * share).clamp(1e-30, 1)
-        missed = ((every > 0) & (level[:, None] * every < 1)).any(-1)
         sure = ~missed | ((valid & (chance < 1)).sum(-1) >= UNSURE)
         scaled = torch.where(valid, weight / chance, 0)
-        mass = known[:, 0] + scaled.sum(-1)
-        value = value[first[:, None] + index]
-        output = (known[:, 1:] + (scaled[:, None] @ value)[:, 0]) / mass[:, None]
+        mass = known[of, 0] + scaled.sum(-1)
+        value = value[first[of, None] + index]
+        output = (known[of, 1:] + (scaled[:, None] @ value)[:, 0]) / mass[:, None]
         return cls(level, valid, sure, share, chance, weight, value, mass, output)
 
     def estimated(self, size: str, promise: tuple[float, float]) -> tuple[Tensor, Tensor]:

@@ -96,14 +96,14 @@ def certify(
 
 def measure_reads(
     loaded: LoadedModel, windows: Windows, order: Sequence[int], context: int, jobs: Sequence[tuple[Promise, str]],
-    *, draws: int = DRAWS, heads: float = 1.0, seed: int = 0,
+    *, draws: int = DRAWS, heads: float = 1.0, seed: int = 0, turn: int = 0,
     progress: Progress = lambda done, total: None, checkpoint: Checkpoint | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure reads and coverage of jobs ((ε, δ), rule), at one query of each measured head and document.
 
     Arrays: "reads" (documents, layers, jobs, heads, `NUMBERS`), "shared" (documents, layers, jobs, kv heads) with the
     share of keys that the heads of one key/value head read together, "known" (documents, layers, heads, `KNOWN`). NaN
-    marks heads that were not measured.
+    marks heads that were not measured; `turn` is that of the first document, which says which heads are.
     """
     stack: Any = loaded.model.base_model
 
@@ -116,7 +116,9 @@ def measure_reads(
         def take(call: Captured) -> None:
             if not call.slides(context):
                 entropy, every = [seed, int(order[k]), call.layer], round(1 / heads)
-                waiting.append(_Queries.of(call, context, [RULES[name] for _, name in jobs], draws, every, k, entropy))
+                waiting.append(
+                    _Queries.of(call, context, [RULES[name] for _, name in jobs], draws, every, k + turn, entropy)
+                )
                 layers.append(call.layer)
                 numbers = sum(one.uniform.numel() for one in waiting)
                 if numbers > AT_ONCE[call.key.device.type != "cpu"] // 2:
@@ -228,14 +230,11 @@ def _reads(
     found = torch.full((len(jobs), len(scores), len(NUMBERS)), float("nan"), device=scores.device)
     shared = torch.full((len(jobs), len(scores) // groups), float("nan"), device=scores.device)
 
-    def of(rows: torch.Tensor) -> torch.Tensor:  # the same for every draw
-        return rows.expand(-1, draws, *rows.shape[2:]).flatten(0, 1)
-
-    sunk = None if sinks is None else of(sinks)
+    sunk = None if sinks is None else sinks[:, 0]
     for j, (promise, name) in enumerate(jobs if len(scores) else []):
         rule = RULES[name]
         predicted = torch.cat([one.predicted[rule.predictor, rule.size == "proved"] for one in layers])
-        given = (of(scores), of(predicted), value, of(seen), promise, uniform.flatten(0, 1), sunk)
+        given = (scores[:, 0], predicted[:, 0], value, seen[:, 0], promise, uniform.flatten(0, 1), sunk)
         mask, weights = (part.view(-1, draws, total) for part in read_keys(rule, *given))
         sums = None if sinks is None else sinks.expand(-1, draws)
         _, output = attend_subset(scores, value, mask=mask, log_weights=weights, sinks=sums)

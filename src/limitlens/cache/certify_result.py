@@ -124,12 +124,16 @@ class Certification(Result):
             points(one.label, [one.bytes], [one.held], look(place)[0], dash=look(place)[1], labels=[one.label])
             for place, one in enumerate(self.rules.values())
         ]
-        drawn = Figure("Coverage against bytes read", Axis("share of bytes read, selection included"),
-                       Axis("share of draws within the error"), series, [Guide("promised", y=level)])  # fmt: skip
+        lowest = min(level, *(one.held for one in self.rules.values()))
+        shown = Axis("share of draws within the error", low=lowest - 0.05 * (1 - lowest), high=1.0)
+        drawn = Figure("Coverage against bytes read", Axis("share of bytes read, selection included"), shown, series,
+                       [Guide("promised", y=level)])  # fmt: skip
         places = [(head.layer, head.head) for head in self.heads]
-        linked = [(name.replace("_", " "), value) for name, value in self.link.items()]
-        asked = [(one.task, one.documents, Estimate(one.kl, one.kl_stderr), one.agreement, one.accuracy_full,
-                  Estimate(one.accuracy - one.accuracy_full, one.change_stderr)) for one in self.tasks]  # fmt: skip
+        linked = [(name.replace("_", " "), value) for name, value in self.link.items() if value is not None]
+        asked = [(one.task, one.documents, Estimate(one.kl, one.kl_stderr), one.agreement,
+                  *((None, None) if one.task == "text" else (
+                      one.accuracy_full, Estimate(one.accuracy - one.accuracy_full, one.change_stderr))))
+                 for one in self.tasks]  # fmt: skip
         heading = ("task", "documents", "KL, nats a token", "agreement", "accuracy with all keys", "change")
         blocks = [Table("Predictions with certified reads", heading, asked)] if asked else []
         marked = frozenset({list(self.rules).index(self.rule)})
@@ -139,13 +143,14 @@ class Certification(Result):
             verdict=(f"Queries of {self.model} read some keys of a context of {self.context:,} tokens for {promise}.",
                      found, "Use ll.intervene(model, certify=(error, delta)) to run the model with certified reads."),
             sections=[
-                Section("Rules", f"Means over heads; {self.draws} draws of each query's sample. Rules with a uniform "
-                        "tail are our version of vAttention's (arXiv 2510.05688).",
+                Section("Rules", f"Means over heads; {self.draws} draws of each query's sample. CLT of the denominator "
+                        "and of both sums: our version of vAttention's rules (arXiv 2510.05688).",
                         [drawn, Table("Reads and coverage", columns, rows, marked)]),
                 Section("Heads", "", [head_map("Share of keys read by each head", "share read", places,
                                                [head.read for head in self.heads], height=340)]),
-                Section("Reads predicted for each head", "Rank correlation over heads with measured reads, from other "
-                        "documents.", [Table("Predictions of reads", ("from", "correlation"), linked)]),
+                *([Section("Reads predicted for each head", "Rank correlation over heads with measured reads, from "
+                           "other documents.", [Table("Predictions of reads", ("from", "correlation"), linked)])]
+                  if linked else []),
                 *([Section("Predictions of the model", f"Queries after the context use the rule {self.live}.", blocks)]
                   if blocks else []),
             ],

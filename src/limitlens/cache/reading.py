@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from limitlens.attention.policies import SHARED, Selection, get_policy
+from limitlens.attention.policies.base import held_first
 from limitlens.attention.policies.expected import LAW
 from limitlens.cache.reconstruction import repeat_attention
 from limitlens.cache.tasks import Prompt
@@ -19,7 +20,7 @@ from limitlens.models.intervene import Change, PolicyHook, attend, intervene, kv
 from limitlens.models.relay import Output, hook_attention
 from limitlens.sampling.streams import generator_for
 
-TOGETHER = 3 << 30  # bytes of copies of the cache with which several cuts are predicted at once
+TOGETHER = 6 << 30  # bytes of copies of the cache with which several cuts are predicted at once
 BATCHED = ("cuda",)  # devices on which they are
 
 Names = str | Sequence[Sequence[str]]  # one key policy, or one for each [layer][kv_head]
@@ -34,6 +35,10 @@ class ReadPrompt:
     seed: int  # of policies that draw keys at random
     cache: Any
     calls: Sequence[Captured]  # attention inputs of the context, with the last queries only
+
+    @cached_property
+    def _ranks(self) -> dict[tuple[str, int], Tensor]:
+        return {}
 
     @cached_property
     def repeat(self) -> list[Tensor]:
@@ -72,25 +77,45 @@ class ReadPrompt:
 
     def predict_each(self, hooks: Sequence[PolicyHook | None]) -> Iterator[Tensor]:
         """Yield the predictions of `predict` for every cut (None: the full cache); a GPU predicts many in one batch."""
+        for logits in self._logits(hooks):
+            yield from (row.float().log_softmax(-1) for row in logits)
+
+    def kl_each(self, hooks: Sequence[PolicyHook | None]) -> list[float]:
+        """KL divergence of the answer, nats a token, for every cut, as `kl`."""
+        own, found = self.prompt.own, list[float]()
+        full = self.full[own].float()
+        for logits in self._logits(hooks):
+            log_p = logits[:, own].float().log_softmax(-1)
+            found += (full.exp() * (full - log_p)).sum(-1).mean(-1).tolist()
+        return found
+
+    def _logits(self, hooks: Sequence[PolicyHook | None]) -> Iterator[Tensor]:
+        """Yield logits, up to a constant, (cuts, question + answer, vocabulary) of some of the cuts after others."""
         held = sum(call.key.nbytes + call.value.nbytes for call in self.calls)
         size = TOGETHER // held if self.loaded.model.device.type in BATCHED else 1
         if size <= 1:
-            yield from map(self.predict, hooks)
+            yield from (self.predict(hook)[None] for hook in hooks)
             return
+        ids = torch.tensor([self.prompt.question + self.prompt.answer], device=self.loaded.model.device)
+        plain = not any(call.sliding_window or call.softcap or call.sinks is not None or call.bias is not None
+                        for call in self.calls)  # fmt: skip
         for start in range(0, len(hooks), size):
             part = hooks[start : start + size]
             joined = self._joined(part)
+            fast = plain and not any(kept.log_weights is not None for kept in joined.selected.values())
 
-            def act(call: Captured, go_on: Callable[[Tensor], Output], joined: PolicyHook = joined) -> Output:
-                return _attend(joined(call)).transpose(1, 2).contiguous(), None
+            def act(call: Captured, go_on: Callable[[Tensor], Output], joined: PolicyHook = joined,
+                    fast: bool = fast) -> Output:  # fmt: skip
+                output = _attend_kept(call, joined.selected[call.layer].mask) if fast else _attend(joined(call))
+                return output.transpose(1, 2).contiguous(), None
 
             cache = self.copy()
             cache.batch_repeat_interleave(len(part))
-            ids = torch.tensor([self.prompt.question + self.prompt.answer], device=self.loaded.model.device)
+            # A mask of one entry keeps the model from making one; `_attend_kept` needs none.
+            known: dict[str, Any] = {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool)} if fast else {}
             with torch.inference_mode(), hook_attention(self.loaded.model, act):
-                output: Any = self.loaded.model(input_ids=ids.repeat(len(part), 1), past_key_values=cache)
-            for logits in output.logits:
-                yield logits.float().log_softmax(-1)
+                output: Any = self.loaded.model(input_ids=ids.repeat(len(part), 1), past_key_values=cache, **known)
+            yield output.logits
 
     def _joined(self, hooks: Sequence[PolicyHook | None]) -> PolicyHook:
         """One hook for a batch, whose rows are cut by the `hooks`."""
@@ -108,16 +133,40 @@ class ReadPrompt:
             joined.selected[call.layer] = Selection(mask, weights)
         return joined
 
+    def ranks(self, name: str, call: Captured) -> Tensor:
+        """Ranks (kv_heads, n) of a layer's keys by a key policy that draws nothing, from 0 for the first to be kept."""
+        if (name, call.layer) not in self._ranks:
+            policy, end = get_policy(name), torch.full((1,), self.context, device=call.key.device)
+            repeat = self.repeat_of([name], call.layer)
+            inputs = policy_input(call, self.context, end, past=call.query, repeat=repeat)
+            priority = policy.priority(inputs, 1, generator_for(self.seed, call.layer, self.context))
+            priority = held_first(priority, inputs.held).expand(1, *call.key.shape[:2], 1, self.context)[0, 0, :, 0]
+            order = priority.argsort(-1, descending=True)
+            place = torch.arange(self.context, device=order.device).expand(order.shape)
+            self._ranks[name, call.layer] = torch.empty_like(order).scatter_(-1, order, place)
+        return self._ranks[name, call.layer]
+
     def cut(self, names: Names, counts: Any, base: PolicyHook | None = None, layer: int | None = None) -> PolicyHook:
         """Cut that keeps `counts` keys by key policies `names`, in all layers or with `base` in one `layer` only."""
-        hook = PolicyHook(names, counts, self.context, self.seed, kv_shape(self.loaded.model))
-        if any(policy.needs_repeat for policy in hook.known.values()):
+        layers, heads = shape = kv_shape(self.loaded.model)
+        hook = PolicyHook(names, counts, self.context, self.seed, shape)
+        drawn = any(policy.sampled or policy.unbiased or policy.sees_queries for policy in hook.known.values())
+        if drawn and any(policy.needs_repeat for policy in hook.known.values()):
             hook.repeat = self.repeat
         if base is not None:
             hook.selected = dict(base.selected)
+        limits = hook.counts.expand(shape).to(self.loaded.model.device)[..., None]
+        rows = [[names] * heads] * layers if isinstance(names, str) else names
         for call in self.calls:
-            if base is None or call.layer == layer:
+            if base is not None and call.layer != layer:
+                continue
+            if drawn:
                 hook(call)
+            elif not call.slides(self.context):
+                row = rows[call.layer]
+                ranks = [self.ranks(name, call) for name in row]
+                one = ranks[0] if len(set(row)) == 1 else torch.stack([part[k] for k, part in enumerate(ranks)])
+                hook.selected[call.layer] = Selection((one < limits[call.layer])[None, :, None])
         return hook
 
     def shared(self, name: str, total: int) -> PolicyHook:
@@ -148,6 +197,17 @@ def _attend(call: Captured) -> Tensor:
                    for part in (call.mask.expand(batch, heads, length, total), call.query))  # fmt: skip
     output = scaled_dot_product_attention(query, call.key, call.value, attn_mask=mask, scale=call.scale)
     return output.view(batch, heads, length, -1)
+
+
+def _attend_kept(call: Captured, kept: Tensor) -> Tensor:
+    """Outputs (B, Hq, L, v) of the last tokens, which see each other and `kept` (B, Hkv, 1, n) of the first n keys."""
+    batch, kv_heads, length = *kept.shape[:2], call.query.shape[2]
+    own = torch.ones(length, length, dtype=torch.bool, device=kept.device).tril()
+    parts = (kept.expand(-1, -1, length, -1), own.expand(batch, kv_heads, -1, -1))
+    mask = torch.cat(parts, -1).repeat(1, 1, call.query.shape[1] // kv_heads, 1)
+    query = call.query.reshape(batch, kv_heads, -1, call.query.shape[-1])
+    output = scaled_dot_product_attention(query, call.key, call.value, attn_mask=mask, scale=call.scale)
+    return output.view(*call.query.shape[:3], -1)
 
 
 def read_prompt(loaded: LoadedModel, prompt: Prompt, seed: int) -> ReadPrompt:

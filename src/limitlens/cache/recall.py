@@ -147,7 +147,7 @@ def recall_costs(
             other, names = counts.copy(), chosen.copy()
             other[place], names[place] = number, policy
             hooks.append(read.cut(_named(policies, names), other, hooks[0], place[0]))
-        kl = [read.prompt.score(log_p, read.full)["kl"] for log_p in read.predict_each(hooks)]
+        kl = read.kl_each(hooks)
         return {"kl": np.array(kl[1:]) - kl[0]}
 
     kl = dict(zip(cuts, np.mean(each(len(reads), prompt)["kl"], 0).tolist(), strict=True))
@@ -180,7 +180,7 @@ class TwoAxes:
     seed: int
     progress: Progress = lambda done, total: None
     checkpoint: Checkpoint | None = None
-    rounds: int = ROUNDS
+    stop: Callable[[], bool] = lambda: False  # asked before each refit
 
     def __post_init__(self) -> None:
         self.kept = self.checkpoint or Checkpoint()
@@ -228,7 +228,9 @@ class TwoAxes:
         best = int(np.argmin(costs @ self.both))
         chosen, keys = starts[best]
         history = [costs[best]]
-        for turn in range(self.rounds):
+        for turn in range(ROUNDS):
+            if self.stop():
+                break
             both = self.both[1] * text + self.both[0] * self._recall(reads, names, chosen, keys, turn)
             better, wanted, _ = budgets.least_cost(both, sizes, every, total)
             proposed = [self._step(both, (chosen, keys), (better, wanted), step) for step in STEPS]
@@ -266,7 +268,7 @@ class TwoAxes:
         kl = []
         for read in reads:
             hooks = [read.cut(_named(names, self._table(part, -1)), self._table(keys, 0)) for part, keys in cuts]
-            kl.append([read.prompt.score(log_p, read.full)["kl"] for log_p in read.predict_each(hooks)])
+            kl.append(read.kl_each(hooks))
         lost = [np.take_along_axis(budgets.at_keys(text, self.curves.sizes, keys), part[None], 0).sum()
                 for part, keys in cuts]  # fmt: skip
         return np.stack([np.mean(kl, 0), lost], 1)

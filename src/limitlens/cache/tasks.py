@@ -52,6 +52,11 @@ class Prompt:
     question: tuple[int, ...]
     answer: tuple[int, ...]
 
+    @property
+    def own(self) -> slice:
+        """Predictions for the tokens of the answer among those after each token of question and answer."""
+        return slice(len(self.question) - 1, len(self.question) + len(self.answer) - 1)
+
     def score(self, log_p: Tensor, full: Tensor | None = None) -> dict[str, float]:
         """Accuracy, nll, KL and agreement of predictions for the answer, compared with those of the full cache.
 
@@ -59,9 +64,8 @@ class Prompt:
         answer. `accuracy` is 1 if every token of the answer is the likeliest one, so that greedy decoding gives it.
         `nll` and `kl` are nats a token of the answer; `agreement` is the share of equal likeliest tokens.
         """
-        own = slice(len(self.question) - 1, len(self.question) + len(self.answer) - 1)
-        cut, target = log_p[own].float(), torch.tensor(self.answer, device=log_p.device)
-        whole = cut if full is None else full[own].float()
+        cut, target = log_p[self.own].float(), torch.tensor(self.answer, device=log_p.device)
+        whole = cut if full is None else full[self.own].float()
         best = cut.argmax(-1)
         return {
             "accuracy": float((best == target).all()),

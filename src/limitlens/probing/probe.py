@@ -225,11 +225,8 @@ class _Work:
         self.assignment.marks = self.assignment.wait // positions * special
         self.collectors = {index: Collector(layer, self.assignment) for index, layer in self.pilot.layers.items()}
         with held_interrupt() as interrupt:
-            try:
-                self._read_pool(job, interrupt)
-            except StopNow:
-                raise
-            except KeyboardInterrupt:
+            interrupt.during(self._read_pool, job, interrupt)
+            if interrupt.asked:
                 self._cut_short()
 
     def _read_pool(self, job: Job, interrupt: Interrupt) -> None:
@@ -274,10 +271,8 @@ class _Work:
                 self.loaded, self.pilot, collectors, blocks, self.windows.batches(pool.at_once, rest), special,
                 pool.at_once, self.workers, warnings=self.warnings, progress=progress, **known,
             )  # fmt: skip
-        except StopNow:
-            raise
-        except KeyboardInterrupt:
-            if not progress.begun:  # between two blocks, where the state has been saved
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, StopNow) or not progress.begun:  # between two blocks the state has been saved
                 raise
             self.assignment = complete  # samples end with the last complete block; tokens stored later are not used
             for collector in collectors.values():

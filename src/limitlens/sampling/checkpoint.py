@@ -21,7 +21,7 @@ from limitlens.arrays import Tensor, torch
 from limitlens.errors import InputError, Progress
 from limitlens.measures import Measure, Sample
 from limitlens.record import installed, to_json, write_files
-from limitlens.sampling.interrupt import Interrupt, StopNow, held_interrupt
+from limitlens.sampling.interrupt import Interrupt, held_interrupt
 
 if TYPE_CHECKING:
     from limitlens.attention.head import Head
@@ -100,20 +100,18 @@ class Checkpoint:
         def state() -> State:
             return {"rows": len(rows)}, {name: torch.as_tensor(array) for name, array in stacked().items()}
 
+        def make_rows(interrupt: Interrupt) -> None:
+            for k in range(len(rows), count):
+                row = interrupt.during(make, k, drop=True)
+                if row is not None:
+                    rows.append(row)
+                    interrupt.during(progress, len(rows), count)
+                if not rows:
+                    interrupt.check()
+                running.passed(tokens, state, interrupt)
+
         with held_interrupt() as interrupt:
-            try:
-                for k in range(len(rows), count):
-                    row = interrupt.during(make, k, drop=True)
-                    if row is not None:
-                        rows.append(row)
-                        interrupt.during(progress, len(rows), count)
-                    if not rows:
-                        interrupt.check()
-                    running.passed(tokens, state, interrupt)
-            except StopNow:
-                raise
-            except KeyboardInterrupt:
-                pass  # the finished rows are returned
+            interrupt.during(make_rows, interrupt)  # after an interrupt the finished rows are returned
         if len(rows) < (count if fewest is None else fewest):
             raise KeyboardInterrupt
         running.keep(state())

@@ -145,6 +145,9 @@ def context_record(
     rest = outputs((nested.sum(1) - nested[mine]) / (count - 1))
     about = (every - centre[:, None]) / np.sqrt(1 - 1 / count)  # without the bias of the distances up to n
     some = counts * QUARTER <= counts[-1]
+    mass = nested[:, :, -1, -1:] + (0 if start is None else start[0].reshape(-1, 1, 1))
+    moves = (every[:, :, -1] - centre[:, -1:]) * mass / mass.mean(1, keepdim=True)  # of the centre, by each context
+    toward = (moves * centre[:, -1:]).sum((0, 2))
     pieces = (about, every[mine] - rest, centre[:, -1:], about[:, :, some] - about[:, :, -1:])
     others, own, far, inside = to_numpy(*(piece.square().sum(-1) for piece in pieces))
     others[mine] = 0  # (m, R, J), as 1/R of the centre is its own
@@ -156,6 +159,7 @@ def context_record(
     scale = np.maximum(output.mean(0), _TINY)
     curve = ErrorCurve(tuple(map(int, counts * size)), error / scale, output / scale, seed=seed)
     documents = np.arange(count) if documents is None else documents
+    output = output + 2 * np.outer(to_numpy(toward)[0] / far.sum(), output.mean(0))  # the limit is the centre's
     # A context gives queries and is attended to: an unusual topic makes both parts of its influence large.
     both = error.mean(0) + error.mean(1) - error.mean((0, 1))
     (error_low, error_high), (low, high) = (interval(part, output, documents) for part in (both, in_use))
