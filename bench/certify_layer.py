@@ -19,7 +19,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from limitlens.attention.kernels import reads
+from bench import certify_kernels as reads
 from limitlens.models import capture, load
 
 BATCH, HEADS, SHARED, KEYS, WIDTH = 64, 12, 2, int(os.environ.get("CERTIFY_KEYS", "32768")), 128

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from limitlens.statistics.critical_factor import CriticalFactor, critical_factors, critical_rows, some_rows, within
+from limitlens.statistics.critical_factor import (
+    CriticalFactor,
+    critical_factors,
+    critical_of_first,
+    critical_rows,
+    some_rows,
+    within,
+)
 from limitlens.theory import critical_beta, uniform
 
 
@@ -117,3 +124,12 @@ def test_the_median_of_a_head_is_that_of_its_rows() -> None:
         found = critical_factors(rows, (100, 200), np.zeros(count, int))
         assert [one.factor for one in found] == pytest.approx(np.median(rows[1], axis=-1))
         assert [one.stderr for one in found] == pytest.approx([0, 0, 0])
+
+
+def test_rows_over_keys_of_their_own_number() -> None:
+    scores = np.random.default_rng(8).normal(size=(5, 300)) * 3
+    scores[2, :6] = 20  # five keys or more tie
+    counts = np.array([300, 7, 120, 5, 299])
+    expected = [critical_rows(row[None, :count], [count])[0, 0] for row, count in zip(scores, counts, strict=True)]
+    for found in (critical_of_first(scores, counts), critical_of_first(torch.from_numpy(scores), counts).numpy()):
+        np.testing.assert_allclose(found, expected, rtol=1e-9)

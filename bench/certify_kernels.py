@@ -1,8 +1,9 @@
 """CUDA kernels of certified reads (rule "int4") for one decoded token, without a host in between.
 
-`predict` computes all scores from a packed 4-bit copy of the keys. `read`, one program for each query, samples keys,
-attends to them and enlarges the sample until its estimated error passes. Queries that do not pass read everything in
-`whole`. The rule is that of `limitlens.attention.certified`, with these differences: predicted scores, scales and
+They are slower than full attention (see docs/certify.md), so they are beside the benchmark and not in the library.
+`predict` computes all scores from a packed 4-bit copy of the keys, `draw` and `check` take the first sample, and
+`read`, one program for each query that did not pass, enlarges it. Queries that never pass read everything in `whole`.
+The rule is that of `limitlens.attention.certified`, with these differences: predicted scores, scales and
 offsets are float16; a larger sample is the smallest of 16 sizes that should pass; quantiles are interpolated.
 """
 
@@ -18,7 +19,7 @@ from limitlens.arrays import Lazy
 from limitlens.attention import certified as rule
 from limitlens.attention.kernels.split import padded
 
-programs = Lazy("limitlens.attention.kernels.read_programs")  # compiled when first used; triton may be missing
+programs = Lazy("bench.certify_programs")  # compiled when first used; triton may be missing
 
 PART = 16  # groups of a program of `predict`
 SCAN, KEYS, LEVELS = 2048, 32, 16  # keys scanned at a time, and gathered at a time; sizes tried for the next sample

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton programs of certified reads for one decoded token (see `reads.py`): predict scores, sample keys, attend."""
+"""Triton programs of certified reads for one decoded token (see `certify_kernels.py`)."""
 
 import triton
 import triton.language as tl
@@ -127,9 +127,7 @@ def draw(
     always = tl.where(at == 0, FIXED, 0)
     fixed = tl.arange(0, 128)
     tl.store(LIST + fixed, tl.where(fixed < SINKS, fixed, n - FIXED + fixed), mask=fixed < always)
-    tl.store(FOUND + to, always)
-    missed = tl.zeros([SCAN], tl.int32)
-    tl.debug_barrier()
+    total, missed = always, tl.zeros([SCAN], tl.int32)
     for start in range(at * length, tl.minimum((at + 1) * length, n), SCAN):
         j = start + tl.arange(0, SCAN)
         inner = (j >= SINKS) & (j < n - WINDOW) & (j < (at + 1) * length)
@@ -137,10 +135,11 @@ def draw(
         chance = level * tl.where(inner, (1 - DEFENSIVE) * tl.exp(s - log_norm) + even, 0.0)
         new = inner & (uniform(key, j) < chance)
         missed += (inner & (chance < 1)).to(tl.int32)
-        place = tl.atomic_add(FOUND + to + 0 * j, 1, mask=new, sem="relaxed")
+        there = new.to(tl.int32)
+        place = total + tl.cumsum(there, 0) - 1
         tl.store(LIST + place, j, mask=new & (place < ROOM))
-    tl.debug_barrier()  # the list is read by other threads than wrote it
-    total = tl.atomic_add(FOUND + to, 0, sem="relaxed")
+        total += tl.sum(there, 0)
+    tl.debug_barrier()
     peak, mass = tl.full([BN], -float("inf"), tl.float32), tl.zeros([BN], tl.float32)
     acc = tl.zeros([BN, D], tl.float32)
     q = tl.load(Q + row * D + c).to(tl.float32) * scale
@@ -166,6 +165,7 @@ def draw(
     tl.store(TOP + to, top)
     tl.store(SUM + to, tl.sum(mass * part, 0))
     tl.store(SUMS + to * D + c, tl.sum(acc * part[:, None], 0))
+    tl.store(FOUND + to, total)
     tl.store(MISSED + to, tl.sum(missed, 0))
 
 
@@ -245,8 +245,6 @@ def read(
     growth = LEAST * tl.exp(tl.arange(0, LEVELS).to(tl.float32) * (tl.log(MOST / LEAST) / (LEVELS - 1)))
     level, before = first, first * 0
     total, done, stage = FIXED + tl.program_id(0) * 0, tl.program_id(0) * 0, 0
-    tl.store(COUNT + row, FIXED, mask=tl.load(WHOLE + row) == 2)
-    tl.debug_barrier()
     open_ = tl.load(WHOLE + row) == 2
     state = tl.where(open_, 0, 3)
     while (state == 0) & (stage < STAGES):
@@ -261,13 +259,14 @@ def read(
             new = inner & (u < chance) & (u >= before * share)
             expected += tl.minimum(chance, 1.0)
             missed += (inner & (chance < 1)).to(tl.int32)
-            place = tl.atomic_add(COUNT + row + 0 * j, 1, mask=new, sem="relaxed")
+            there = new.to(tl.int32)
+            place = total + tl.cumsum(there, 0) - 1
             tl.store(LIST + place, j, mask=new & (place < room))
-        tl.debug_barrier()  # the list is read by other threads than wrote it
-        total = tl.atomic_add(COUNT + row, 0, sem="relaxed")
+            total += tl.sum(there, 0)
         if ((stage > 0) & (tl.sum(expected, 0) > MUCH * n)) | (total > room):
             state += 2
         else:
+            tl.debug_barrier()  # the list is read by other threads than wrote it
             peak, mass = tl.full([BN], -float("inf"), tl.float32), tl.zeros([BN], tl.float32)
             acc = tl.zeros([BN, D], tl.float32)
             for start in range(0, total, BN):
