@@ -174,7 +174,7 @@ def test(text: str, model: str, window: int, count: int, queries: int, also_apar
             "model": model, "text": text, "context": context, "window": window, "heads": len(places),
             "contexts": count, "n": [int(part[0].n[-1]) for part in (one, two)], "dtype": str(loaded.model.dtype),
             "errors": rows, "median_error": float(np.median(found["measured"][0])),
-            "median_distance": float(np.median([r.distance for r in two if r.distance is not None])),
+            "median_distance": float(np.nanmedian([r.distance for r in two if r.distance is not None])),
             "seconds": {"predict": middle - began, "measure": end - middle},
         }  # fmt: skip
 
@@ -220,7 +220,7 @@ def build(loaded: LoadedModel, path: str, folder: str, count: int = 32) -> dict[
         })  # fmt: skip
         if len(sets) > 1:
             save("build", built_of(sets, count))
-    return built_of(sets, count)
+    return built_of(sets, count) if sets else {}
 
 
 def built_of(sets: list[dict[str, list[ContextRecord]]], count: int) -> dict[str, Any]:

@@ -46,6 +46,11 @@ def main() -> None:
         places = [part["columns"].index(name) for name in ("measured", "predicted")]
         measured, predicted = np.array(part["by_head"])[:, places].T
         ends = [min(ends[0], *measured, *predicted), max(ends[1], *measured, *predicted)]
+        miss = np.log(predicted / measured)
+        apart = np.median(np.abs(np.expm1(miss - np.median(miss))))
+        low, high = np.expm1(np.quantile(miss, (0.05, 0.95)))
+        print(f"{part['model']} on {part['text']}: 90% of misses within {low:.1%} and {high:.1%};", end=" ")
+        print(f"median {apart:.1%} without their median")
         label = f"{part['model']}, {part['text']}, n = {part['context']:,}"
         right.loglog(measured, predicted, "o", markersize=3, alpha=0.6, label=label)
     right.fill_between(ends, np.multiply(ends, 0.92), np.multiply(ends, 1.08), color="0.8", label="±8%")

@@ -75,6 +75,7 @@ class BlockSums:
         self.atom = zeros(*rows, values + 1)  # attention to the start: output, log-sum-exp
         self.moved: Tensor | None = None  # (Hkv, G · m, v + 1): over the nearest windows, moved one window away
         self.top: Tensor | None = None
+        self.far_top: Tensor | None = None
 
     def add(self, query: Tensor, key: Tensor, value: Tensor, run: int, blocks: slice, moved: Tensor | None) -> None:
         """Add keys and values (Hkv, t, ·) of some blocks of a context; `query` and `moved` are rotated queries."""
@@ -89,7 +90,9 @@ class BlockSums:
         twice = torch.cat((carried, value.square().sum(-1, keepdim=True)), -1)
         self.squares[:, :, run] += (weights.square() @ twice).double()
         if moved is not None:
-            further = torch.exp((scores_of(moved, key, self.softcap) - self.top).clamp(max=LARGEST_LOG)) @ carried
+            scores = scores_of(moved, key, self.softcap)
+            self.far_top = scores.amax(-1, keepdim=True) if self.far_top is None else self.far_top
+            further = torch.exp((scores - self.far_top).clamp(max=LARGEST_LOG)) @ carried
             self.moved = further + (0 if self.moved is None else self.moved)
 
     def start(self, query: Tensor, key: Tensor, value: Tensor, run: int, sinks: Tensor | None) -> None:
@@ -188,15 +191,16 @@ def interval(error: Array, output: Array, documents: NDArray[np.intp]) -> Array:
     """
     names, places = np.unique(documents, return_inverse=True)
     places = places if len(names) > 1 else np.arange(len(documents))
-    count, means = int(places.max()) + 1, [np.maximum(part.mean(0), _TINY) for part in (error, output)]
+    count, found = int(places.max()) + 1, error.mean(0)  # estimates in use, less their variance, can be negative
+    means = np.where(found > 0, found, 1), np.maximum(output.mean(0), _TINY)
     influence = (error / means[0] - output / means[1]) / 2  # on log e, by the delta method
     sums = (places == np.arange(count)[:, None]) @ influence
     square = np.square(sums).mean(0)
     kurtosis = np.square(np.square(sums)).mean(0) / np.maximum(np.square(square), _TINY)
     freedom = np.minimum(count - 1, 2 * count / np.maximum(kurtosis - 1, 1))  # of `square`, as in the bootstrap
     half = 1.96 * student_factor(freedom) * np.sqrt(square / (count - 1)) * count / len(documents)
-    half = np.where(error.mean(0) > 0, np.minimum(half, WIDEST), WIDEST)
-    return np.asarray(np.sqrt(means[0] / means[1]) * np.exp((-half, half)))
+    half = np.where(found > 0, np.minimum(half, WIDEST), WIDEST)
+    return np.asarray(np.sqrt(np.maximum(found, _TINY) / means[1]) * np.exp((-half, half)))
 
 
 def influence_of(sums: Tensor, squares: Tensor, size: int) -> tuple[Tensor, Tensor]:
