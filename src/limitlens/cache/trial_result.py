@@ -146,7 +146,7 @@ class Trial(Result):
                 f"With {share:.1%} of the cache of {self.context:,} tokens, {self.model} reads {self.documents} "
                 f"prompts of each task: {', '.join(self.tasks)}.",
                 " ".join(found),
-                "The plan loses recall: plan again with --for text=1,recall=1, or choose another method." if forgets
+                "The plan loses recall: plan again with --for text=1,recall=10, or choose another method." if forgets
                 else "Use per-head budgets only if their gain exceeds two standard errors.",
             ),
             sections=sections, warnings=self.warnings,

@@ -67,7 +67,7 @@ def plan(
     context: Annotated[int, Option(help="Prompt length at which the cache is cut.")] = 4096,
     policy: Policy = "best",
     weights: Annotated[
-        str | None, Option("--for", metavar="AXES", help="Weights of text and recall, such as text=1,recall=1.")
+        str | None, Option("--for", metavar="AXES", help="Weights of text and recall, such as text=1,recall=10.")
     ] = None,
     run: Annotated[str | None, Option(help="Folder of a probe, whose curves give budgets of random keys.")] = None,
     special: Annotated[str | None, Option(help="Special tokens: auto, none, bos; default: as --run, or auto.")] = None,
@@ -76,7 +76,7 @@ def plan(
     """Plan a smaller KV cache: how many keys each head keeps, and by which policy, for a cache size or an error.
 
     Example: limitlens plan smollm2 --total 0.25 --context 1024 --out runs/plan; limitlens trial runs/plan then measures
-    the model with the plan. With --for text=1,recall=1 it also keeps what the model can look up.
+    the model with the plan. With --for text=1,recall=10 it also keeps what the model can look up.
     """
 
 
