@@ -108,7 +108,8 @@ def variance_proxy(law: Measure) -> Array | None:
     """Variance proxy S of a token distribution: log E exp<t, X> - <E X, t> ≤ ½ tᵀSt for every t (proved).
 
     S (d, d) is the covariance for `STRICTLY_SUBGAUSSIAN` laws; for a Gaussian mixture an upper bound of the covariances
-    plus D²/4, D the largest distance of two means; for another law of radius R, R² (Hoeffding). None if unknown.
+    plus D²/4, D the largest distance of two means (of two components: plus δδᵀ/4, δ the difference of their means); for
+    another law of radius R, R² (Hoeffding). None if unknown.
     """
     if isinstance(law, STRICTLY_SUBGAUSSIAN):
         return law.covariance
@@ -116,6 +117,8 @@ def variance_proxy(law: Measure) -> Array | None:
         parts = [component.covariance for component in law.components]
         same = all(np.array_equal(part, parts[0]) for part in parts)
         widest = parts[0] if same else max(float(np.linalg.eigvalsh(part)[-1]) for part in parts) * np.eye(law.dim)
+        if len(law.means) == 2:  # Hoeffding for <t, mean of the component>, whose range is |<t, difference>|
+            return np.asarray(widest + np.outer(*[law.means[1] - law.means[0]] * 2) / 4)
         apart = max(float(np.sum((law.means - mean) ** 2, axis=1).max()) for mean in law.means)
         return np.asarray(widest + apart / 4 * np.eye(law.dim))
     return law.radius**2 * np.eye(law.dim) if np.isfinite(law.radius) else None
