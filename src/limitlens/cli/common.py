@@ -33,7 +33,7 @@ SHARED: dict[str, tuple[Any, Any]] = {  # options that several commands have, wi
     "seed": (Annotated[int, Option(min=0, help="Seed of every random choice.")], 0),
     "device": (Annotated[str, Option(metavar="auto|cpu|cuda", help="Device that computes.")], "auto"),
     "threads": (Annotated[int | None, Option(min=1, max=1024, help="CPU threads; by default all idle cores.")], None),
-    "precision": (Annotated[str, Option(metavar="fast|accurate|exact", help="Of attention on a GPU. fast: error 1e-3; "
+    "precision": (Annotated[str, Option(metavar="fast|accurate|exact", help="Precision on a GPU. fast: error 1e-3; "
                                         "accurate: 1e-6; exact: float32, slow.")], "accurate"),
     "memory": (Annotated[str | None, Option(metavar="SIZE", help="Most memory to use, such as 4GB.")], None),
     "ray": (Annotated[str | None, Option(metavar="auto|HOST:PORT", help="Run on a Ray cluster.")], None),

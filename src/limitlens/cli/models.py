@@ -49,7 +49,7 @@ def probe(
 @command("predicting {model}", "layers", runs="probing.predict", shares=TEXT)
 def predict(
     model: Model, tokens: Tokens = 3072, window: Window = None, sizes: Sizes = "64:4096:7", queries: Queries = 48,
-    context: Annotated[int | None, Option(help="Also errors of contexts: so many consecutive tokens.")] = None,
+    context: Annotated[int | None, Option(help="Also predict errors over this many consecutive tokens.")] = None,
 ) -> None:  # fmt: skip
     """Predict what `probe` measures (error curve, rate, tokens needed) from a few thousand tokens of text.
 
@@ -69,7 +69,9 @@ def plan(
     weights: Annotated[
         str | None, Option("--for", metavar="AXES", help="Weights of text and recall, such as text=1,recall=10.")
     ] = None,
-    run: Annotated[str | None, Option(help="Folder of a probe, whose curves give budgets of random keys.")] = None,
+    run: Annotated[
+        str | None, Option(help="Folder of a saved probe; its error curves set the budgets of --policy random.")
+    ] = None,
     special: Annotated[str | None, Option(help="Special tokens: auto, none, bos; default: as --run, or auto.")] = None,
     dtype: Annotated[str, Option(help="Number format of the model: float32, bfloat16, float16.")] = "float32",
 ) -> None:
@@ -115,13 +117,13 @@ def certify(
     model: Decoder,
     context: Annotated[int, Option(help="Tokens before the queries.")] = 4096,
     error: Annotated[float, Option(help="Largest output error, relative to the output.")] = 0.1,
-    delta: Annotated[float, Option(help="Probability of a larger error that is allowed.")] = 0.1,
+    delta: Annotated[float, Option(help="Allowed probability of an error above --error.")] = 0.1,
     rules: Annotated[str | None, Option(metavar="A,B,...", help="Rules to compare; all by default.")] = None,
     documents: Documents = 8,
     draws: Annotated[int, Option(help="Draws of the sample of each query.")] = 64,
     heads: Annotated[float, Option(help="Share of the key/value heads measured in each document.")] = 0.25,
     tasks: Annotated[
-        str, Option(metavar="A,B,...", help="text, needle1, ...; predictions with certified reads.")
+        str, Option(metavar="A,B,...", help="Tasks that test predictions with certified reads: text, needle1, ...")
     ] = "text",
 ) -> None:
     """Measure how many keys a query must read for an output error below --error with probability 1 − --delta.
