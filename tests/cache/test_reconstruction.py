@@ -83,3 +83,17 @@ def test_chunks_in_one_forward_pass_have_the_scores_of_one_pass_each(monkeypatch
         for one, other in zip(alone, repeat_attention(loaded, cache, IDS), strict=True):
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
     assert cache.get_seq_length() == 40
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the program runs in Triton's interpreter")
+def test_largest_weights_of_heads_that_share_no_keys() -> None:
+    """Queries of such heads are a view of (tokens, heads, k), in which heads do not lie one after the other."""
+    pytest.importorskip("triton")
+    from limitlens.attention.kernels.largest import largest_weights
+
+    query = torch.randn(9, 4, 16).transpose(0, 1)
+    key = torch.randn(7, 4, 16).transpose(0, 1)
+    scores = query @ key.mT / 4
+    total = scores.logsumexp(-1)
+    expected = (scores - total[..., None]).amax(1).exp()
+    torch.testing.assert_close(largest_weights(query, key, total, 1 / 4), expected, atol=1e-6, rtol=1e-5)

@@ -33,6 +33,6 @@ def largest_weights(query: Tensor, key: Tensor, total: Tensor, scale: float) -> 
     keys = key.shape[1]
     out = torch.empty(PIECES, heads, keys, device=query.device)
     part = triton.cdiv(queries, PIECES * BLOCK) * BLOCK
-    given = (query, key.contiguous(), total, out, queries, keys, part, scale)
+    given = (*(one.contiguous() for one in (query, key, total)), out, queries, keys, part, scale)
     program[(triton.cdiv(keys, BLOCK), heads, PIECES)](*given, D=width, BLOCK=BLOCK, num_warps=8)
     return out.amax(0).exp()
